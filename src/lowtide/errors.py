@@ -243,8 +243,8 @@ class VerificationError(LowtideError, RuntimeError):
         shown = f" Peak: {', '.join(peaks)}." if peaks else ""
         super().__init__(
             f"verification failed at {what}: {_sentence(difference)}{shown} The plan "
-            "is withdrawn. Run without lowtide (LOWTIDE_DISABLE=1) and report this with "
-            "the saved step and plan."
+            "is withdrawn. Run without lowtide (LOWTIDE_DISABLE=1) and report this "
+            "with the saved step and plan."
         )
 
 
