@@ -1,0 +1,187 @@
+import copy
+import pickle
+import warnings
+
+import pytest
+
+from lowtide import errors
+
+GIB = 1024**3
+
+# Every error, made as lowtide makes it, with the words its message must carry: what was
+# asked, what was found, what to do.
+EXAMPLES = [
+    (
+        errors.InvalidArgumentError(
+            'planner="chan"', "no planner has this name", "Use one of: auto, dtr"
+        ),
+        ValueError,
+        ['planner="chan": ', "no planner has this name.", "Use one of: auto, dtr."],
+    ),
+    (
+        errors.BudgetFormatError("6 XB", "'XB' is not a unit"),
+        ValueError,
+        ["budget '6 XB'", "'XB' is not a unit.", "Accepted: ", '"6 GiB"', '"60%"'],
+    ),
+    (
+        errors.BudgetTooSmallError(2 * GIB, 3 * GIB, "parameters 1.00 GiB"),
+        ValueError,
+        [
+            "budget 2.00 GiB is below the floor 3.00 GiB",
+            "(held by parameters 1.00 GiB)",
+            "at least 3221225472 bytes",
+            "shrink the batch",
+            "`lowtide explain --floor`",
+        ],
+    ),
+    (
+        errors.NoTrainingGraphError(
+            "lowtide.optimize(Sequential)",
+            "torch does not use the compiled form of this container",
+            "Wrap the container in a module of your own",
+        ),
+        RuntimeError,
+        [
+            "lowtide.optimize(Sequential): 0 training graphs arrived",
+            "Cause: torch does not use the compiled form of this container.",
+            "Wrap the container in a module of your own.",
+        ],
+    ),
+    (
+        errors.CaptureError(
+            "data-dependent branch", op="aten.item", location="train.py:12"
+        ),
+        RuntimeError,
+        [
+            "cannot capture the training step at op aten.item (train.py:12)",
+            "data-dependent branch.",
+            "Move the part that depends on data",
+        ],
+    ),
+    (
+        errors.PlanMismatchError("aaaa", "bbbb", "op 17: add against mul"),
+        ValueError,
+        [
+            "plan is for step aaaa",
+            "step at hand is bbbb",
+            "First difference: op 17: add against mul.",
+            "plan again with lowtide.plan",
+        ],
+    ),
+    (
+        errors.ImpureRecomputeError("bernoulli", "random"),
+        ValueError,
+        ["recomputes op bernoulli", "only once per step (random)", "Keep its outputs"],
+    ),
+    (
+        errors.InvalidScheduleError(4, "storage 7 is not alive", "Run(3)"),
+        ValueError,
+        ["item 4 (Run(3))", "storage 7 is not alive.", "Change this item"],
+    ),
+    (
+        errors.VerificationError(
+            "gradient of fc.weight",
+            "0.5 against 0.25 at index (0, 1)",
+            predicted_peak_bytes=GIB,
+            measured_peak_bytes=2 * GIB,
+        ),
+        RuntimeError,
+        [
+            "gradient of fc.weight: 0.5 against 0.25 at index (0, 1).",
+            "predicted 1.00 GiB, measured 2.00 GiB",
+            "LOWTIDE_DISABLE=1",
+        ],
+    ),
+    (
+        errors.SolverUnavailableError("highspy", "No module named 'highspy'"),
+        ImportError,
+        [
+            "solver highspy cannot be used",
+            "No module named 'highspy'.",
+            "`pip install highspy`",
+        ],
+    ),
+    (
+        errors.UnsupportedTorchError(
+            "partition_fn got unknown arguments ['x']", "9.0.0"
+        ),
+        RuntimeError,
+        [
+            "cannot run on torch 9.0.0",
+            "unknown arguments ['x'].",
+            "torch>=2.13,<2.14",
+            "LOWTIDE_DISABLE=1",
+        ],
+    ),
+]
+IDS = [type(error).__name__ for error, _, _ in EXAMPLES]
+
+
+@pytest.mark.parametrize(("error", "also", "words"), EXAMPLES, ids=IDS)
+def test_the_message_says_what_was_asked_found_and_to_do(error, also, words):
+    assert isinstance(error, errors.LowtideError)
+    assert isinstance(error, also)
+    assert [word for word in words if word not in str(error)] == []
+    assert ".." not in str(error)
+    assert "  " not in str(error)
+    assert str(error).endswith(".")
+
+
+def _through_pickle(error):
+    return pickle.loads(pickle.dumps(error))
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, _through_pickle])
+@pytest.mark.parametrize(("error", "also", "words"), EXAMPLES, ids=IDS)
+def test_errors_survive_a_worker_process(error, also, words, duplicate):
+    twin = duplicate(error)
+    assert type(twin) is type(error)
+    assert str(twin) == str(error)
+    assert twin.__dict__ == error.__dict__
+
+
+def test_every_error_has_an_example():
+    defined = {
+        name
+        for name, value in vars(errors).items()
+        if isinstance(value, type) and issubclass(value, errors.LowtideError)
+    }
+    assert defined - {"LowtideError"} == set(IDS)
+
+
+def test_facts_are_attributes():
+    error = errors.BudgetTooSmallError(2, 3, "gradients")
+    assert (error.budget_bytes, error.floor_bytes, error.blame) == (2, 3, "gradients")
+    error = errors.InvalidScheduleError(4, "freed twice", "Free(1)")
+    assert (error.index, error.reason, error.item) == (4, "freed twice", "Free(1)")
+    error = errors.PlanMismatchError("aaaa", "bbbb")
+    assert (error.plan_fingerprint, error.step_fingerprint) == ("aaaa", "bbbb")
+
+
+def test_nearly_equal_sizes_are_told_apart():
+    message = str(errors.BudgetTooSmallError(GIB - 1, GIB))
+    assert "budget 1.00 GiB (1073741823 bytes) is below the floor" in message
+    assert "floor 1.00 GiB (1073741824 bytes)" in message
+
+
+def test_optional_parts_may_be_left_out():
+    assert "(held by" not in str(errors.BudgetTooSmallError(1, 2))
+    assert "First difference" not in str(errors.PlanMismatchError("a", "b"))
+    assert "Peak:" not in str(errors.VerificationError("loss", "1.0 against 2.0"))
+    assert " at op" not in str(errors.CaptureError("no graph"))
+    assert "this torch" in str(errors.UnsupportedTorchError("too new"))
+    assert "requires a gradient" in str(errors.NoTrainingGraphError("optimize(m)"))
+    assert "item 2:" in str(errors.InvalidScheduleError(2, "output never made"))
+
+
+def test_warnings_name_the_numbers_and_the_consequence():
+    stale = errors.PlanStaleWarning("batch 8", "batch 5", "it was planned again")
+    assert str(stale).startswith(
+        "the plan was made for batch 8, but the step now has batch 5: it was planned"
+    )
+    over = errors.BudgetExceededWarning(3 * GIB, 2 * GIB, GIB, "run.html")
+    for word in ("3.00 GiB", "2.00 GiB", "predicted 1.00 GiB", "run.html"):
+        assert word in str(over)
+    assert str(over).endswith("by the difference of 1.00 GiB.")
+    with pytest.warns(errors.LowtideWarning, match="Keep shapes fixed"):
+        warnings.warn(stale, stacklevel=2)
