@@ -1,0 +1,75 @@
+"""Imports torchvision and transformers, also where torchvision's compiled part is missing.
+
+A torchvision built for CUDA cannot load its compiled operators beside a CPU-only torch.
+It then fails at import, because it describes two operators (`nms`, `qnms`) that do not
+exist. No model here uses them, so declaring their signatures is enough.
+"""
+
+import sys
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+
+import torch
+
+from lowtide.errors import LowtideError
+
+# NOTE(torchvision==0.28): signatures as in its C++ sources.
+_MISSING_OPERATORS = ("nms", "qnms")
+_SIGNATURE = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+# Dropping a library undoes its declarations, so the declarations live here.
+_declared: list[torch.library.Library] = []
+
+
+class ModelLibraryError(LowtideError, ImportError):
+    """The library that has the model is not installed."""
+
+
+@cache
+def torchvision_models() -> ModuleType:
+    """The module `torchvision.models`."""
+    _require("torchvision")
+    _import_torchvision()
+    return import_module("torchvision.models")
+
+
+@cache
+def transformers() -> ModuleType:
+    """The module `transformers`."""
+    _require("transformers")
+    if find_spec("torchvision") is not None:
+        # transformers imports torchvision if it is there, and would fail with it.
+        _import_torchvision()
+    return import_module("transformers")
+
+
+def _require(name: str) -> None:
+    if find_spec(name) is None:
+        raise ModelLibraryError(
+            f"this model comes from {name}, which is not installed. "
+            f"Install it with `pip install {name}`, or pick a model that "
+            f"needs none, such as mlp, tiny_gpt or unet."
+        )
+
+
+def _import_torchvision() -> None:
+    try:
+        import_module("torchvision")
+    except RuntimeError as error:
+        if "torchvision::" not in str(error):
+            raise
+        # The failed import leaves submodules behind that believe it went well.
+        for name in [n for n in sys.modules if n.split(".")[0] == "torchvision"]:
+            del sys.modules[name]
+        _declare_missing_operators()
+        import_module("torchvision")
+
+
+def _declare_missing_operators() -> None:
+    if _declared:
+        return
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    for name in _MISSING_OPERATORS:
+        library.define(name + _SIGNATURE)
+    _declared.append(library)
