@@ -142,6 +142,21 @@ class CaptureError(LowtideError, RuntimeError):
         )
 
 
+class StepFormatError(LowtideError, ValueError):
+    """A step or plan file, or the text form of a step, that cannot be read.
+
+    Args:
+        found: What is wrong with it, e.g. "line 3: unknown flag 'randon'".
+    """
+
+    def __init__(self, found: str) -> None:
+        self.found = found
+        super().__init__(
+            f"the step or plan cannot be read: {_sentence(found)} Write it again with "
+            "`save` (or `lowtide profile -o`, `lowtide plan -o`) of this version."
+        )
+
+
 class PlanMismatchError(LowtideError, ValueError):
     """The plan was made for another graph: other code, shapes, or dtypes.
 

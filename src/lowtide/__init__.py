@@ -1,0 +1,61 @@
+"""Lower the peak memory of PyTorch training: same numbers, a budget in bytes.
+
+    import lowtide
+    lowtide.optimize(model, budget="6 GiB")
+
+Names are resolved when first used, so that planning and the command line do not wait
+for torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+_EXPORTS = {
+    "StepGraph": "_graph",
+    "Op": "_graph",
+    "Storage": "_graph",
+    "Plan": "_plan",
+    "Proof": "_plan",
+    "Run": "_plan",
+    "Free": "_plan",
+    "Timeline": "_simulate",
+    "simulate": "_simulate",
+    "LowtideError": "errors",
+    "BudgetTooSmallError": "errors",
+    "BudgetFormatError": "errors",
+    "NoTrainingGraphError": "errors",
+    "CaptureError": "errors",
+    "PlanMismatchError": "errors",
+    "VerificationError": "errors",
+    "SolverUnavailableError": "errors",
+    "UnsupportedTorchError": "errors",
+    "InvalidScheduleError": "errors",
+}
+_MODULES = ("chains", "planners", "errors", "models", "backend")
+
+if TYPE_CHECKING:
+    from lowtide._graph import Op as Op
+    from lowtide._graph import StepGraph as StepGraph
+    from lowtide._graph import Storage as Storage
+    from lowtide._plan import Free as Free
+    from lowtide._plan import Plan as Plan
+    from lowtide._plan import Proof as Proof
+    from lowtide._plan import Run as Run
+    from lowtide._simulate import Timeline as Timeline
+    from lowtide._simulate import simulate as simulate
+
+
+def __getattr__(name: str) -> object:
+    if name in _EXPORTS:
+        return getattr(import_module(f"lowtide.{_EXPORTS[name]}"), name)
+    if name in _MODULES:
+        return import_module(f"lowtide.{name}")
+    raise AttributeError(f"module 'lowtide' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*_EXPORTS, *_MODULES, "__version__"])

@@ -1,0 +1,80 @@
+"""The planners: each a file with one function, all with the same signature.
+
+`planners/NAME.py` defines
+
+    def plan(step, budget_bytes=None, *, time_limit=10.0) -> Plan
+
+that returns the fastest plan it knows whose peak is at most `budget_bytes`, or, without
+a budget, the plan with the lowest peak it can reach. It raises `BudgetTooSmallError`
+with its lowest peak if it cannot fit. Its module docstring is its page in the docs. The
+name of the file is the name of the planner everywhere. Other packages add planners
+through the entry-point group `lowtide.planners` (name = "module:plan").
+"""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
+
+from lowtide._graph import StepGraph
+from lowtide._plan import Plan
+from lowtide.errors import InvalidArgumentError
+
+PlanFunction = Callable[..., Plan]
+
+# From the simplest to the best, the order in which tables list them.
+_ORDER = (
+    "keep_all recompute_all chen_sqrt chen_greedy hong_static hong_dynamic feng rotor "
+    "mu_two dtr checkmate auto"
+).split()
+
+
+@dataclass(frozen=True, slots=True)
+class Planner:
+    """A planner under its name. `plan` is the function; `doc` its module docstring."""
+
+    name: str
+    plan: PlanFunction
+    doc: str
+
+
+def available() -> tuple[str, ...]:
+    """The names of every planner, built in and installed."""
+    here = [m.name for m in pkgutil.iter_modules(__path__) if not m.name[0] == "_"]
+    here.sort(key=lambda n: (_ORDER.index(n) if n in _ORDER else len(_ORDER), n))
+    others = sorted(e.name for e in entry_points(group="lowtide.planners"))
+    return (*here, *(n for n in others if n not in here))
+
+
+@cache
+def load(name: str) -> Planner:
+    """The planner of this name; its module is imported only now."""
+    if name not in available():
+        close = get_close_matches(name, available(), n=1)
+        raise InvalidArgumentError(
+            f"planner={name!r}",
+            "no planner has this name" + (f"; {close[0]!r} is close" if close else ""),
+            f"Use one of: {', '.join(available())}",
+        )
+    builtin = {m.name for m in pkgutil.iter_modules(__path__)}
+    if name in builtin:
+        function: PlanFunction = import_module(f"lowtide.planners.{name}").plan
+    else:
+        (entry,) = [
+            e for e in entry_points(group="lowtide.planners") if e.name == name
+        ][:1]
+        function = entry.load()
+    doc = inspect.getdoc(inspect.getmodule(function)) or ""
+    return Planner(name, function, doc)
+
+
+def least_peak_bytes(step: StepGraph) -> int:
+    """The lowest peak that the best planner reaches on this step."""
+    best = "auto" if "auto" in available() else "recompute_all"
+    return load(best).plan(step, None).peak_bytes
