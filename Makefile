@@ -1,0 +1,48 @@
+# `make demo` and `make test` need only python3 (3.11 or newer) with its venv module.
+VENV ?= .venv
+PYTHON ?= python3
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PYTEST_ARGS ?= -n 2
+
+.PHONY: help demo test test-slow lint bench clean
+
+help:
+	@echo "make demo       install, then train a small model with and without a budget"
+	@echo "make test       install, then lint, types, import contracts and tests"
+	@echo "make test-slow  the tests that take minutes"
+	@echo "make lint       lint, types and import contracts only"
+	@echo "make bench      compare with other methods on this machine"
+	@echo "make clean      remove the virtual environment and caches"
+
+demo: $(STAMP)
+	$(BIN)/lowtide demo
+
+test: lint
+	$(BIN)/pytest -m "not slow" $(PYTEST_ARGS)
+
+test-slow: $(STAMP)
+	$(BIN)/pytest -m slow $(PYTEST_ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/codespell src tests Makefile *.md
+	$(BIN)/lint-imports
+	$(BIN)/pyright
+
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+# Installed once, and again when what it depends on changes. The build backend comes
+# first so that it, too, is the pinned one.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
+	    "lowtide needs Python 3.11 or newer, this is " + sys.version.split()[0])'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -c constraints.txt hatchling editables
+	$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .import_linter_cache .hypothesis
