@@ -28,8 +28,8 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/codespell src tests Makefile *.md
-	$(BIN)/lint-imports
-	$(BIN)/pyright
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)

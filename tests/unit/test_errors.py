@@ -59,6 +59,11 @@ EXAMPLES = [
         ],
     ),
     (
+        errors.StepFormatError("line 3: unknown flag 'randon'"),
+        ValueError,
+        ["cannot be read: line 3: unknown flag 'randon'.", "Write it again", "`save`"],
+    ),
+    (
         errors.PlanMismatchError("aaaa", "bbbb", "op 17: add against mul"),
         ValueError,
         [
