@@ -45,8 +45,8 @@ class Example:
     """One training step, ready to run: `loss(model(batch)).backward()`.
 
     `batch` is a tensor, a tuple of positional or a dict of keyword arguments to the
-    model. `loss` maps the model's output to a scalar; None means that the model computes
-    it, as `output.loss`.
+    model. `loss` maps the model's output to a scalar; None means that the model has its
+    own, as `output.loss`.
     """
 
     model: "nn.Module"
@@ -61,8 +61,8 @@ def build(name: str, *, batch: int | None = None, **options: Any) -> Example:
         name: One of `available()`, or an alias of one.
         batch: Number of samples; each model has a moderate default.
         **options: Sizes and settings, flat primitives; `describe(name).options` lists
-            them. All models take `dtype`, `device` and `seed`; without `device`, torch's
-            current default device is used.
+            them. All models take `dtype`, `device` and `seed`; without `device` they
+            are built on torch's default device.
 
     Raises:
         InvalidArgumentError: There is no such model or option (the message names those

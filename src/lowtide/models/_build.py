@@ -1,11 +1,12 @@
 """Runs a model's maker with its seed, number type and device in force."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from lowtide.errors import InvalidArgumentError
 from lowtide.models._catalog import Description
@@ -18,7 +19,13 @@ def make_example(description: Description, values: dict[str, Any]) -> tuple[Any,
     device = _device(values.pop("device"))
     module, function = description.maker.split(":")
     make = getattr(import_module(f"lowtide.models.{module}"), function)
-    with _seeded(values.pop("seed"), device), device, _default_dtype(dtype):
+    with ExitStack() as stack:
+        stack.enter_context(_seeded(values.pop("seed"), device))
+        stack.enter_context(_default_dtype(dtype))
+        stack.enter_context(device)
+        # Inside a fake tensor mode even this is no ordinary tensor.
+        if type(torch.empty(0)) is not torch.Tensor:
+            stack.enter_context(_WithoutValues())
         model, batch, loss = make(description.name, **values)
     return model.train(), batch, loss
 
@@ -48,8 +55,8 @@ def _seeded(seed: int, device: torch.device) -> Iterator[None]:
 def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
     """Create floating point tensors as `dtype`.
 
-    Unlike `model.to(dtype)` afterwards, this never holds the weights twice, and it leaves
-    alone the few buffers that a library makes float32 on purpose (rotary frequencies).
+    Unlike `model.to(dtype)` afterwards, this never holds the weights twice, and it
+    spares the few buffers that a library makes float32 on purpose (rotary frequencies).
     """
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
@@ -57,3 +64,16 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(before)
+
+
+class _WithoutValues(TorchFunctionMode):
+    """Answers "no" to questions about values that fake tensors do not have.
+
+    NOTE(torch>=2.13): a truncated normal is drawn again until no value lies outside,
+    which no fake tensor can tell.
+    """
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is torch.Tensor.__bool__:
+            return False
+        return func(*args, **(kwargs or {}))

@@ -22,13 +22,18 @@ _FLAGS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0"
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One setting of a built-in model. A `default` of None means "decided by the rest"."""
+    """One setting of a built-in model.
+
+    A `default` of None is worked out from the other options. `least` bounds a whole
+    number from below.
+    """
 
     name: str
     default: int | float | bool | str | None
     help: str
     kind: type
     choices: tuple[str, ...] = ()
+    least: int = 1
 
     def parse(self, text: str) -> int | float | bool | str:
         """The value written as `text`, as it comes from a command line."""
@@ -42,7 +47,7 @@ class Option:
         if value is None:
             return self.default
         if self.name in ("dtype", "device"):
-            # torch.bfloat16 and torch.device("meta") are welcome in place of their names.
+            # torch.bfloat16 and torch.device("meta") may stand for their names.
             value = str(value).removeprefix("torch.")
         if self.name == "dtype":
             value = _DTYPE_SHORT.get(value, value)
@@ -57,13 +62,13 @@ class Option:
             return value in self.choices
         if self.kind is float:
             return 0 <= value <= 1
-        return self.kind is not int or self.name == "seed" or value >= 1
+        return self.kind is not int or value >= self.least
 
     def _error(self, value: object) -> InvalidArgumentError:
         if self.choices:
             expected = "one of " + ", ".join(self.choices)
         elif self.kind is int:
-            expected = "a whole number" + ("" if self.name == "seed" else " from 1 up")
+            expected = f"a whole number from {self.least} up"
         else:
             expected = {bool: "true or false", float: "a number from 0 to 1"}.get(
                 self.kind, "a word"
@@ -103,7 +108,7 @@ class Description:
         )
 
     def resolve(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """All options of this model by name: the given ones checked, the rest default."""
+        """All options by name: the given ones checked, the others at their default."""
         values: dict[str, Any] = {o.name: o.default for o in self.options}
         seen: dict[str, str] = {}
         for name, value in given.items():
@@ -151,8 +156,8 @@ def _batch(samples: int) -> Option:
     return Option("batch", samples, "samples in a batch", int)
 
 
-def _integer(name: str, default: int | None, help: str) -> Option:
-    return Option(name, default, help, int)
+def _integer(name: str, default: int | None, help: str, least: int = 1) -> Option:
+    return Option(name, default, help, int, least=least)
 
 
 def _fraction(name: str, default: float, help: str) -> Option:
@@ -170,15 +175,17 @@ def _choice(name: str, default: str, help: str, choices: tuple[str, ...]) -> Opt
 _SHARED = (
     _choice("dtype", "float32", "type of weights and of real-valued inputs", DTYPES),
     Option("device", None, "where to build; default: torch's default device", str),
-    _integer("seed", 0, "of the weights and of the data"),
+    _integer("seed", 0, "of the weights and of the data", least=0),
 )
 _DROPOUT = _fraction("dropout", 0.1, "chance of dropping a value")
 
 
-def _image_options(batch: int, image: int, classes: int) -> tuple[Option, ...]:
+def _image_options(
+    batch: int, image: int, classes: int, least_image: int = 1
+) -> tuple[Option, ...]:
     return (
         _batch(batch),
-        _integer("image", image, "height and width in pixels"),
+        _integer("image", image, "height and width in pixels", least_image),
         _integer("classes", classes, "number of classes"),
         _choice(
             "loss",
@@ -211,8 +218,9 @@ def _torchvision(
     num_parameters: int,
     *extra: Option,
     image: int = 224,
+    least_image: int = 1,
 ) -> Description:
-    options = (*_image_options(8, image, 1000), *extra, *_SHARED)
+    options = (*_image_options(8, image, 1000, least_image), *extra, *_SHARED)
     return Description(
         name,
         summary,
@@ -255,6 +263,22 @@ def _transformer(
     )
 
 
+_AUXILIARY = _flag("auxiliary", False, "train with the auxiliary classifier as well")
+
+
+def _cells(name: str, summary: str, num_parameters: int) -> Description:
+    options = (
+        *_image_options(8, 32, 10, least_image=4),
+        _integer("width", 36, "channels of the first cells"),
+        _integer("layers", 20, "number of cells"),
+        _AUXILIARY,
+        *_SHARED,
+    )
+    return Description(
+        name, summary, "lowtide", num_parameters, options, "_cells:cell_network"
+    )
+
+
 _RESNET_WIDTH = _integer(
     "width", 64, "channels of a bottleneck in the first stage (128: Wide ResNet)"
 )
@@ -290,11 +314,11 @@ _ENTRIES = (
         ),
         "_small:tiny_gpt",
     ),
-    _torchvision("alexnet", "AlexNet", 61_100_840, _CLASSIFIER_DROPOUT),
-    _torchvision("vgg11", "VGG of 11 layers", 132_863_336, *_VGG),
-    _torchvision("vgg13", "VGG of 13 layers", 133_047_848, *_VGG),
-    _torchvision("vgg16", "VGG of 16 layers", 138_357_544, *_VGG),
-    _torchvision("vgg19", "VGG of 19 layers", 143_667_240, *_VGG),
+    _torchvision("alexnet", "AlexNet", 61_100_840, _CLASSIFIER_DROPOUT, least_image=63),
+    _torchvision("vgg11", "VGG of 11 layers", 132_863_336, *_VGG, least_image=32),
+    _torchvision("vgg13", "VGG of 13 layers", 133_047_848, *_VGG, least_image=32),
+    _torchvision("vgg16", "VGG of 16 layers", 138_357_544, *_VGG, least_image=32),
+    _torchvision("vgg19", "VGG of 19 layers", 143_667_240, *_VGG, least_image=32),
     _torchvision("resnet18", "residual network of 18 layers", 11_689_512),
     _torchvision("resnet34", "residual network of 34 layers", 21_797_672),
     _torchvision(
@@ -307,16 +331,57 @@ _ENTRIES = (
         "resnet152", "residual network of 152 layers", 60_192_808, _RESNET_WIDTH
     ),
     _torchvision(
-        "densenet121", "dense network of 121 layers", 7_978_856, _DENSE_DROPOUT
+        "densenet121",
+        "dense network of 121 layers",
+        7_978_856,
+        _DENSE_DROPOUT,
+        least_image=32,
     ),
     _torchvision(
-        "densenet161", "dense network of 161 layers", 28_681_000, _DENSE_DROPOUT
+        "densenet161",
+        "dense network of 161 layers",
+        28_681_000,
+        _DENSE_DROPOUT,
+        least_image=32,
     ),
     _torchvision(
-        "densenet169", "dense network of 169 layers", 14_149_480, _DENSE_DROPOUT
+        "densenet169",
+        "dense network of 169 layers",
+        14_149_480,
+        _DENSE_DROPOUT,
+        least_image=32,
     ),
     _torchvision(
-        "densenet201", "dense network of 201 layers", 20_013_928, _DENSE_DROPOUT
+        "densenet201",
+        "dense network of 201 layers",
+        20_013_928,
+        _DENSE_DROPOUT,
+        least_image=32,
+    ),
+    _torchvision(
+        "inception_v3",
+        "Inception v3; by default without its auxiliary classifier",
+        23_834_568,
+        _CLASSIFIER_DROPOUT,
+        _AUXILIARY,
+        image=299,
+        least_image=75,
+    ),
+    _cells("nasnet_cifar", "NASNet-A cells, for CIFAR-10", 3_830_950),
+    _cells("amoebanet_cifar", "AmoebaNet-A cells, for CIFAR-10", 3_145_078),
+    _cells("darts_cifar", "DARTS cells (second order), for CIFAR-10", 3_349_342),
+    _torchvision(
+        "mobilenet_v3_large",
+        "MobileNet v3, large",
+        5_483_032,
+        _fraction("dropout", 0.2, "chance of dropping a value"),
+    ),
+    _torchvision(
+        "convnext_tiny",
+        "ConvNeXt, tiny",
+        28_589_128,
+        _fraction("drop_path", 0.1, "chance of dropping the deepest branch"),
+        least_image=32,
     ),
     Description(
         "unet",

@@ -1,4 +1,4 @@
-"""Imports torchvision and transformers, also where torchvision's compiled part is missing.
+"""Imports torchvision and transformers, also without torchvision's compiled part.
 
 A torchvision built for CUDA cannot load its compiled operators beside a CPU-only torch.
 It then fails at import, because it describes two operators (`nms`, `qnms`) that do not

@@ -1,4 +1,6 @@
-"""Models that need nothing but torch and run in milliseconds: for tests and first tries."""
+"""Models that need only torch and run in milliseconds: for tests and first tries."""
+
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +22,7 @@ def mlp(
     """Hidden layers with GELU between them, then a linear classifier."""
     sizes = [width if features is None else features, *[width] * layers]
     hidden: list[nn.Module] = []
-    for size_in, size_out in zip(sizes, sizes[1:], strict=False):
+    for size_in, size_out in pairwise(sizes):
         hidden += [nn.Linear(size_in, size_out), nn.GELU()]
     model = nn.Sequential(*hidden, nn.Linear(width, classes))
     labels = torch.randint(classes, (batch,))

@@ -57,7 +57,7 @@ _LLAMA_SIZES: dict[str, dict[str, int]] = {
 # Of the sizes above, only the 1B model reads and scores tokens with one matrix.
 _LLAMA_TIED = frozenset({"1b"})
 
-# The share of tokens that masked language models hide, and the label of those they do not.
+# The share of tokens a masked language model is asked for; the label of the others.
 _MASKED_FRACTION = 0.15
 _IGNORED_LABEL = -100
 
@@ -89,15 +89,17 @@ def gpt2(
         resid_pdrop=dropout,
         embd_pdrop=dropout,
         attn_pdrop=dropout,
-        # What the model would fall back to, with a warning that splits its graph in two.
-        loss_type="ForCausalLM",
         # The published ids lie outside a smaller vocabulary.
         bos_token_id=vocab - 1,
         eos_token_id=vocab - 1,
         use_cache=False,
         attn_implementation=attention,
     )
-    return library.GPT2LMHeadModel(config), _text(vocab, batch, sequence), None
+    model = library.GPT2LMHeadModel(config)
+    # The library falls back to this very loss with a warning, which on a first step
+    # under torch.compile breaks the graph before the loss.
+    model.loss_type = "ForCausalLM"
+    return model, _text(vocab, batch, sequence), None
 
 
 def llama(

@@ -1,9 +1,11 @@
 """U-Net (Ronneberger, Fischer, Brox 2015), as it is commonly trained today.
 
 Convolutions are padded, so that the output has the size of the input, and each is
-followed by batch normalisation. The long skips from the way down to the way up keep large
-early activations alive until late: a good test for any planner.
+followed by batch normalisation. The long skips from the way down to the way up keep
+large early activations alive until late: a good test for any planner.
 """
+
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +29,7 @@ class DoubleConvolution(nn.Sequential):
 
 
 class UNet(nn.Module):
-    """Halves the resolution `depth` times and restores it, joining equal resolutions."""
+    """Halves the resolution `depth` times and doubles it back, joining equals."""
 
     def __init__(self, *, channels: int, classes: int, width: int, depth: int) -> None:
         super().__init__()
@@ -35,8 +37,7 @@ class UNet(nn.Module):
         self.stem = DoubleConvolution(channels, width)
         self.shrink = nn.MaxPool2d(2)
         self.down = nn.ModuleList(
-            DoubleConvolution(small, large)
-            for small, large in zip(widths, widths[1:], strict=False)
+            DoubleConvolution(small, large) for small, large in pairwise(widths)
         )
         self.grow = nn.ModuleList(
             nn.ConvTranspose2d(2 * width, width, 2, stride=2)

@@ -1,10 +1,10 @@
 """Published memory figures of 18 models, to compare with. Imports no torch.
 
 Source: Feng and Huang, "Optimal Gradient Checkpoint Search for Arbitrary Computation
-Graphs", CVPR 2021 (arXiv 1808.00079); the table in the README of their public repository
-`lordfjw/OptimalGradCheckpointing`. Memory is what the training step allocates beyond
-weights, gradients and the CUDA context; the loss is the sum of the outputs; their GPU is
-of the RTX 2080 Ti class.
+Graphs", CVPR 2021 (arXiv 1808.00079); the table in the README of their repository,
+`lordfjw/OptimalGradCheckpointing`. Their memory is what a training step allocates
+beyond weights, gradients and the CUDA context; their loss is the sum of the outputs;
+their GPUs are of the RTX 2080 Ti class.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ class Published:
     """One row of the published table.
 
     `cut_percent` and `overhead_percent` are printed there as whole numbers and copied,
-    not derived. `name`, `batch` and `image` are what `build` takes.
+    not derived. `build(row.name, **row.options)` is the step they measured.
     """
 
     name: str
@@ -34,6 +34,11 @@ class Published:
     optimized_seconds: float
     overhead_percent: int
     source: str = SOURCE
+
+    @property
+    def options(self) -> dict[str, int | str]:
+        """What `lowtide.models.build` takes to make the published step."""
+        return {"batch": self.batch, "image": self.image, "loss": "sum"}
 
 
 _ROWS = (
