@@ -2,8 +2,8 @@
 
 A cell reads the outputs of the two cells before it. Each of its points is the sum of
 two operations on earlier values, and some of the points, joined, are its output. One
-third and two thirds of the way up sits a cell that halves the resolution and doubles the
-channels; all others keep both.
+third and two thirds of the way up sits a cell that halves the resolution and doubles
+the channels; all others keep both.
 
 The cells are the published search results, in the form in which DARTS (Liu, Simonyan,
 Yang 2019) compares them: NASNet-A (Zoph et al. 2018), AmoebaNet-A (Real et al. 2019)
@@ -263,7 +263,7 @@ class CellNetwork(nn.Module):
         halving_cells = {layers // 3, 2 * layers // 3}
         self.auxiliary_after = 2 * layers // 3
         self.cells = nn.ModuleList()
-        channels_in, channels = (stem, stem), width
+        channels_in, channels, auxiliary_channels = (stem, stem), width, 0
         for index in range(layers):
             halves = index in halving_cells
             channels *= 2 if halves else 1
@@ -276,15 +276,16 @@ class CellNetwork(nn.Module):
             )
             self.cells.append(cell)
             channels_in = (channels_in[1], cell.channels_out)
+            if index == self.auxiliary_after:
+                auxiliary_channels = cell.channels_out
         self.auxiliary = None
         if auxiliary:
-            features = self.cells[self.auxiliary_after].channels_out
-            self.auxiliary = AuxiliaryHead(features, classes)
+            self.auxiliary = AuxiliaryHead(auxiliary_channels, classes)
         self.pool = nn.AdaptiveAvgPool2d(1)
         self.classifier = nn.Linear(channels_in[1], classes)
 
     def forward(self, images: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """Scores of the classes; with the auxiliary head, in training, a pair of them."""
+        """Scores of the classes; a pair of them if the auxiliary head is training."""
         before_last = last = self.stem(images)
         auxiliary_scores = None
         for index, cell in enumerate(self.cells):

@@ -35,7 +35,7 @@ class OutputSum:
     def __call__(self, output: Any) -> Tensor:
         """The loss of `output`."""
         if isinstance(output, tuple):
-            return sum((part.sum() for part in output[1:]), output[0].sum())
+            return torch.stack([part.sum() for part in output]).sum()
         return output.sum()
 
 
