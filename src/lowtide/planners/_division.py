@@ -1,0 +1,416 @@
+"""The division tree of a graph with one source and one target.
+
+A segment is a part of the graph with a first and a last vertex whose inner vertices
+touch nothing outside. It falls apart in one of three ways:
+
+* linear: at its splitting vertices, which every path through it visits;
+* branch: into parts that share only its two ends;
+* rigid ("complicated" in the paper): neither; then it is covered by its largest inner
+  segments, and the vertices where those meet are its joints.
+
+Seen without directions these are the series, parallel and rigid nodes of the
+triconnected components of the graph closed by an edge from target to source. Hence the
+largest inner segments of a rigid one are disjoint and the tree is unique: nothing
+depends on the order in which it is found.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Literal
+
+Shape = Literal["edge", "linear", "branch", "rigid"]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Joints of a rigid segment that may be recomputed together.
+
+    `joints` with the parts at `touching` form one stretch of `inner_bytes`. If that is
+    too much, the group falls apart into `smaller` groups, the joints of `split` being
+    kept.
+    """
+
+    joints: tuple[int, ...]
+    touching: tuple[int, ...]
+    inner_bytes: int
+    smaller: tuple[Group, ...]
+    split: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A node of the division tree.
+
+    `inner_bytes` is the weight of everything strictly between `first` and `last`.
+    `joints` are the inner vertices between `parts`: for a linear segment one between
+    each two of them (their weights in `joint_bytes`), for a branch none.
+    """
+
+    shape: Shape
+    first: int
+    last: int
+    inner_bytes: int = 0
+    parts: tuple[Segment, ...] = ()
+    joints: tuple[int, ...] = ()
+    joint_bytes: tuple[int, ...] = ()
+    groups: tuple[Group, ...] = ()
+    aside: Aside | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Aside:
+    """Another way to divide a rigid segment: some vertices are kept beforehand.
+
+    With `kept` out of the way (a mask or an encoder's result that every layer reads)
+    `body` is what remains. `loose` parts touch only kept vertices.
+    """
+
+    kept: tuple[int, ...]
+    body: Segment
+    loose: tuple[Segment, ...]
+
+
+Parts = dict[tuple[int, int], Segment]
+
+
+def divide(
+    edges: tuple[tuple[int, int], ...],
+    inner_bytes: tuple[int, ...],
+    *,
+    extended: bool = True,
+) -> Segment:
+    """The division tree of a graph whose edges go from lower to higher numbers.
+
+    Vertex 0 is the source, the highest one the target. With `extended`, rigid segments
+    carry the groups and the aside division that the paper does not have.
+    """
+    target = len(inner_bytes) - 1
+    parts: Parts = {e: Segment("edge", *e) for e in edges}
+    return _Divider(inner_bytes, extended).divide(_reduce(parts, inner_bytes), target)
+
+
+def in_line(
+    one: Segment, joint: int, two: Segment, inner_bytes: tuple[int, ...]
+) -> Segment:
+    """Two segments one after the other."""
+    left = one if one.shape == "linear" else Segment("linear", 0, 0, parts=(one,))
+    right = two if two.shape == "linear" else Segment("linear", 0, 0, parts=(two,))
+    return Segment(
+        "linear",
+        one.first,
+        two.last,
+        one.inner_bytes + inner_bytes[joint] + two.inner_bytes,
+        left.parts + right.parts,
+        (*left.joints, joint, *right.joints),
+        (*left.joint_bytes, inner_bytes[joint], *right.joint_bytes),
+    )
+
+
+def _beside(one: Segment, two: Segment) -> Segment:
+    left = one.parts if one.shape == "branch" else (one,)
+    right = two.parts if two.shape == "branch" else (two,)
+    total = one.inner_bytes + two.inner_bytes
+    return Segment("branch", one.first, one.last, total, left + right)
+
+
+def _reduce(parts: Parts, inner_bytes: tuple[int, ...]) -> Parts:
+    """Parts left when all series and parallel stretches are one part each."""
+    after: dict[int, dict[int, Segment]] = defaultdict(dict)
+    before: dict[int, set[int]] = defaultdict(set)
+    for (u, v), part in parts.items():
+        after[u][v] = part
+        before[v].add(u)
+    ends = {min(after), max(before)}
+    waiting = sorted({*after, *before} - ends, reverse=True)
+    while waiting:
+        v = waiting.pop()
+        if len(before[v]) != 1 or len(after[v]) != 1:
+            continue
+        (u,) = before.pop(v)
+        ((w, second),) = after.pop(v).items()
+        first = after[u].pop(v)
+        before[w].discard(v)
+        joined = in_line(first, v, second, inner_bytes)
+        if w in after[u]:
+            joined = _beside(after[u][w], joined)
+            waiting.extend(x for x in (w, u) if x not in ends)
+        after[u][w] = joined
+        before[w].add(u)
+    return {(u, v): p for u, heads in after.items() for v, p in heads.items()}
+
+
+class _Divider:
+    def __init__(self, inner_bytes: tuple[int, ...], extended: bool) -> None:
+        self.inner = inner_bytes
+        self.extended = extended
+
+    def divide(self, parts: Parts, last: int) -> Segment:
+        """The segment made of these parts, which end at `last`."""
+        first = min(u for u, _ in parts)
+        if len(parts) == 1:
+            return next(iter(parts.values()))
+        cuts = splitting(parts)
+        if cuts:
+            return self._linear(parts, [first, *cuts, last])
+        branches = _branches(parts, first, last)
+        if len(branches) > 1:
+            found = [self.divide(b, last) for b in branches]
+            whole = found[0]
+            for other in found[1:]:
+                whole = _beside(whole, other)
+            return whole
+        return self._rigid(parts, first, last)
+
+    def _linear(self, parts: Parts, stops: list[int]) -> Segment:
+        pieces: list[Parts] = [{} for _ in stops[1:]]
+        place, at = 0, {}
+        for v in sorted({v for e in parts for v in e}):
+            while place + 1 < len(stops) - 1 and v >= stops[place + 1]:
+                place += 1
+            at[v] = place
+        for (u, v), part in parts.items():
+            pieces[at[u]][u, v] = part
+        whole = self.divide(pieces[0], stops[1])
+        for piece, joint, end in zip(pieces[1:], stops[1:], stops[2:], strict=False):
+            whole = in_line(whole, joint, self.divide(piece, end), self.inner)
+        return whole
+
+    def _rigid(self, parts: Parts, first: int, last: int) -> Segment:
+        rest = dict(parts)
+        covered: Parts = {}
+        for u, v, inside in largest_segments(parts, first, last):
+            members = {e: rest.pop(e) for e in inside}
+            covered[u, v] = self.divide(members, v)
+        skeleton = {**rest, **covered}
+        joints = tuple(sorted({v for e in skeleton for v in e} - {first, last}))
+        order = sorted(skeleton)
+        pieces = tuple(skeleton[e] for e in order)
+        total = sum(p.inner_bytes for p in pieces) + sum(self.inner[v] for v in joints)
+        groups: tuple[Group, ...] = ()
+        aside = None
+        if self.extended:
+            groups = _groups(order, pieces, self.inner, {first, last})
+            aside = self._aside(skeleton, first, last)
+        return Segment(
+            "rigid", first, last, total, pieces, joints, groups=groups, aside=aside
+        )
+
+    def _aside(self, skeleton: Parts, first: int, last: int) -> Aside | None:
+        """The division after setting aside what is read from afar, if it helps."""
+        rest = dict(skeleton)
+        inner = list(self.inner)
+        kept: list[int] = []
+        loose: list[Segment] = []
+        while len(kept) < _MOST_ASIDE:
+            chosen = _farthest(rest, first, last)
+            if chosen < 0:
+                return None
+            kept.append(chosen)
+            for (u, v), part in sorted(rest.items()):
+                if chosen not in (u, v):
+                    continue
+                del rest[u, v]
+                if u == chosen and v != last:
+                    # Made from the kept vertex alone: it lives and dies with v.
+                    inner[v] += part.inner_bytes
+                loose.append(part)
+            rest = _closed(rest, first, last)
+            if len(splitting(rest)) >= _LEAST_SPLITS:
+                body = _Divider(tuple(inner), True).divide(
+                    _reduce(rest, tuple(inner)), last
+                )
+                return Aside(tuple(kept), body, tuple(loose))
+        return None
+
+
+_MOST_ASIDE = 4
+_LEAST_SPLITS = 2
+
+
+def _farthest(parts: Parts, first: int, last: int) -> int:
+    """The vertex made from `first` alone that the most others read, or -1."""
+    reads: dict[int, set[int]] = defaultdict(set)
+    heads: dict[int, int] = defaultdict(int)
+    for u, v in parts:
+        reads[v].add(u)
+        heads[u] += 1
+    fit = [v for v in reads if v != last and reads[v] == {first} and heads[v] > 2]
+    return max(fit, key=lambda v: (heads[v], -v), default=-1)
+
+
+def _closed(parts: Parts, first: int, last: int) -> Parts:
+    """The parts with loose vertices tied to the two ends."""
+    tails, heads = {u for u, _ in parts}, {v for _, v in parts}
+    closed = dict(parts)
+    for v in sorted(tails - heads - {first}):
+        closed[first, v] = Segment("edge", first, v)
+    for v in sorted(heads - tails - {last}):
+        closed[v, last] = Segment("edge", v, last)
+    return closed
+
+
+def splitting(parts: Parts) -> list[int]:
+    """Inner vertices that no part passes by, in order."""
+    heads: dict[int, int] = {}
+    for u, v in parts:
+        heads[u] = max(heads.get(u, 0), v)
+    found: list[int] = []
+    reach = -1
+    order = sorted(heads)
+    for u in order:
+        if reach <= u and u != order[0]:
+            found.append(u)
+        reach = max(reach, heads[u])
+    return found
+
+
+def _branches(parts: Parts, first: int, last: int) -> list[Parts]:
+    """Parts by the connected stretch between the two ends they belong to."""
+    leader: dict[int, int] = {}
+
+    def find(v: int) -> int:
+        while leader.setdefault(v, v) != v:
+            leader[v] = leader[leader[v]]
+            v = leader[v]
+        return v
+
+    for u, v in parts:
+        if u != first and v != last:
+            leader[find(u)] = find(v)
+    found: dict[int, Parts] = {}
+    for (u, v), part in sorted(parts.items()):
+        inner = u if u != first else v
+        key = -1 if (u, v) == (first, last) else find(inner)
+        found.setdefault(key, {})[u, v] = part
+    return list(found.values())
+
+
+def largest_segments(
+    parts: Parts, first: int, last: int
+) -> list[tuple[int, int, tuple[tuple[int, int], ...]]]:
+    """The largest proper segments (first, last, edges) of more than one part.
+
+    Two vertices bound a segment if without them something comes apart from both ends.
+    So: take each vertex away and look for the cut vertices of what is left.
+    """
+    near: dict[int, list[int]] = defaultdict(list)
+    for u, v in sorted(parts):
+        near[u].append(v)
+        near[v].append(u)
+    near[first].append(last)
+    near[last].append(first)
+    found: dict[tuple[int, int], set[int]] = defaultdict(set)
+    for gone in sorted(near):
+        for cut, cluster in _hanging(near, gone, first if gone != first else last):
+            if first not in cluster and last not in cluster:
+                found[min(gone, cut), max(gone, cut)] |= cluster
+    taken: set[int] = set()
+    chosen: list[tuple[int, int, tuple[tuple[int, int], ...]]] = []
+    for (u, v), inside in sorted(found.items(), key=lambda f: (-len(f[1]), f[0])):
+        if (u, v) == (first, last) or taken & inside:
+            continue
+        taken |= inside
+        bounds = inside | {u, v}
+        edges = [e for e in parts if e[0] in bounds and e[1] in bounds]
+        chosen.append((u, v, tuple(sorted(edges))))
+    return chosen
+
+
+def _hanging(
+    near: dict[int, list[int]], gone: int, root: int
+) -> list[tuple[int, set[int]]]:
+    """Cut vertices of the graph without `gone`, with what hangs on each of them."""
+    entered = {gone: 0, root: 1}
+    low = {root: 1}
+    order = [root]
+    stack = [(root, iter(near[root]))]
+    clusters: list[tuple[int, set[int]]] = []
+    while stack:
+        v, others = stack[-1]
+        for w in others:
+            if w == gone:
+                continue
+            if w not in entered:
+                entered[w] = low[w] = len(order) + 1
+                order.append(w)
+                stack.append((w, iter(near[w])))
+                break
+            if entered[w] < low[v]:
+                low[v] = entered[w]
+        else:
+            stack.pop()
+            if not stack:
+                break
+            up = stack[-1][0]
+            if low[v] >= entered[up]:
+                below = order[entered[v] - 1 :]
+                if len(below) < len(near) - 2:
+                    clusters.append((up, set(below)))
+            low[up] = min(low[up], low[v])
+    return clusters
+
+
+def _groups(
+    ends: list[tuple[int, int]],
+    parts: tuple[Segment, ...],
+    inner: tuple[int, ...],
+    outer: set[int],
+) -> tuple[Group, ...]:
+    """Groups of joints with one producer or one reader among the joints' parts.
+
+    Such a joint need not be kept: what it is made of, itself and what is made of it
+    can be one stretch. Joins (one reader) are tried alone, then together with forks.
+    """
+    into: dict[int, int] = defaultdict(int)
+    out: dict[int, int] = defaultdict(int)
+    for u, v in ends:
+        out[u] += 1
+        into[v] += 1
+    joins = {v for v in out if out[v] == 1 and v not in outer}
+    forks = {v for v in into if into[v] == 1 and v not in outer}
+    fine = _clusters(joins, ends, parts, inner, (), ())
+    return _clusters(joins | forks, ends, parts, inner, fine, tuple(forks - joins))
+
+
+def _clusters(
+    members: set[int],
+    ends: list[tuple[int, int]],
+    parts: tuple[Segment, ...],
+    inner: tuple[int, ...],
+    finer: tuple[Group, ...],
+    split: tuple[int, ...],
+) -> tuple[Group, ...]:
+    leader = {v: v for v in members}
+
+    def find(v: int) -> int:
+        while leader[v] != v:
+            leader[v] = leader[leader[v]]
+            v = leader[v]
+        return v
+
+    for u, v in ends:
+        if u in members and v in members:
+            leader[find(u)] = find(v)
+    joints: dict[int, list[int]] = defaultdict(list)
+    for v in sorted(members):
+        joints[find(v)].append(v)
+    touching: dict[int, list[int]] = defaultdict(list)
+    for i, (u, v) in enumerate(ends):
+        if u in members or v in members:
+            touching[find(u if u in members else v)].append(i)
+    smaller: dict[int, list[Group]] = defaultdict(list)
+    for group in finer:
+        smaller[find(group.joints[0])].append(group)
+    return tuple(
+        Group(
+            tuple(vs),
+            tuple(touching[key]),
+            sum(inner[v] for v in vs)
+            + sum(parts[i].inner_bytes for i in touching[key]),
+            tuple(smaller[key]),
+            tuple(v for v in vs if v in split) if finer else tuple(vs),
+        )
+        for key, vs in joints.items()
+    )
