@@ -1,0 +1,117 @@
+"""Chain sizes as exact integers, and the answer type every kept-set solver returns.
+
+Finite floats are dyadic rationals, so multiplying by one power of two turns a list of
+them into integers without loss. All solvers compare and add such integers and round
+once, at the end: an optimum and the evaluation of its kept set can then be compared
+with `==`, whatever the magnitudes in the chain.
+"""
+
+import math
+import operator
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+Number = int | float
+
+
+@dataclass(frozen=True, slots=True)
+class ChainSolution:
+    """A kept set of a chain and its peak, in the unit of the sizes given."""
+
+    kept: tuple[int, ...]
+    peak: Number
+
+
+@dataclass(frozen=True, slots=True)
+class ExactSizes:
+    """Sizes times `scale`, all integers. `is_integral`: the caller passed integers."""
+
+    values: list[int]
+    scale: int
+    is_integral: bool
+
+    def to_number(self, value: int) -> Number:
+        """Return `value` in the caller's unit and type, rounded at most once."""
+        if self.is_integral:
+            return value
+        try:
+            return value / self.scale
+        except OverflowError:
+            return math.inf
+
+
+def exact_sizes(sizes: Iterable[Number]) -> ExactSizes:
+    """Return checked `sizes` as integers over one power of two. O(n)."""
+    numbers = plain_numbers(sizes, what="sizes")
+    if not numbers:
+        raise ValueError(
+            "sizes is empty, and a chain needs at least one value. Pass the size of "
+            "every value of the chain, from its input to its output."
+        )
+    if set(map(type, numbers)) == {int}:
+        return ExactSizes([int(number) for number in numbers], 1, True)
+    ratios = [number.as_integer_ratio() for number in numbers]
+    scale = max(denominator for _, denominator in ratios)
+    values = [top * (scale // bottom) for top, bottom in ratios]
+    return ExactSizes(values, scale, False)
+
+
+def plain_numbers(
+    numbers: Iterable[Number], *, what: str, allow_infinity: bool = False
+) -> list[Number]:
+    """Return `numbers` as Python ints and floats, or raise naming the first bad one."""
+    to_list = getattr(numbers, "tolist", None)
+    plain: list[Number] = list(numbers) if to_list is None else to_list()
+    if not set(map(type, plain)) <= {int, float}:
+        plain = [_plain(number, what, at) for at, number in enumerate(plain)]
+    for at, number in enumerate(plain):
+        # Written so that NaN, which compares false with everything, is refused too.
+        if not 0 <= number < math.inf and not (allow_infinity and number == math.inf):
+            raise ValueError(
+                f"{what}[{at}] is {number}, and a size must be zero or more"
+                f"{'' if allow_infinity else ', and finite'}. Correct that entry."
+            )
+    return plain
+
+
+def _plain(number: object, what: str, at: int) -> Number:
+    try:
+        return operator.index(number)  # type: ignore[arg-type]
+    except TypeError:
+        pass
+    try:
+        if isinstance(number, str | bytes):
+            raise TypeError
+        return float(number)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"{what}[{at}] is {number!r}, and a size must be a number. Pass plain "
+            f"integers or floats."
+        ) from None
+
+
+def checked_kept(kept: Iterable[int], length: int) -> tuple[int, ...]:
+    """Return `kept` sorted, or raise if it is no kept set of a chain of `length`."""
+    try:
+        indices = tuple(sorted({operator.index(index) for index in kept}))
+    except TypeError as error:
+        raise ValueError(
+            f"kept holds something that is no index ({error}). Pass integers from 0 to "
+            f"{length - 1}."
+        ) from None
+    if not indices or indices[0] < 0 or indices[-1] >= length:
+        raise ValueError(
+            f"kept is {_short(indices)}, and a chain of {length} values has the "
+            f"indices 0 to {length - 1}. Pass indices in that range."
+        )
+    if indices[0] != 0 or indices[-1] != length - 1:
+        raise ValueError(
+            f"kept is {_short(indices)}, and both ends of the chain are always kept. "
+            f"Add {0 if indices[0] else length - 1} to it."
+        )
+    return indices
+
+
+def _short(indices: Sequence[int]) -> str:
+    shown = ", ".join(map(str, indices[:8]))
+    return f"({shown}{', ...' if len(indices) > 8 else ''})"
