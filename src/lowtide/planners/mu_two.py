@@ -1,0 +1,310 @@
+"""mu-TWO's greedy choice of what to recompute.
+
+Problem: bring the peak under a limit by recomputing some of the storages that the
+forward makes and the backward reads, for the least time.
+
+Idea:
+
+1. Profile: for each such storage its bytes, its last use in the forward, its first and
+   last use in the backward, its sources (the nearest storages before it that are kept)
+   and the seconds of the ops in between.
+2. Take the storage with the highest recompute ratio: bytes over total recompute
+   seconds.
+3. Those chosen before that have it as a source now start from its sources, and pay its
+   seconds too; it is made once for itself and once for each of them.
+4. Those not yet chosen that have it as a source do the same, unless they are first
+   needed while it is alive again; and its own sources now count how often they serve.
+5. Stop when the simulated peak is under the limit.
+
+A chosen storage is made again just before its first use in the backward and lives to
+its last. Only the recompute half of the paper is here: nothing is swapped.
+
+Reference: S. Purandare, A. Wasay, S. Idreos, A. Jain, mu-TWO: 3x faster multi-model
+training with orchestration and memory optimization, MLSys 2023.
+
+The paper's simulation subtracts a chosen storage from its last forward use to its first
+backward use and does not see what recomputing it needs meanwhile, so a step that is
+said to fit may not. `simulation="paper"` (the default) stops at the paper's limit only
+if the exact simulator agrees, and goes on otherwise. `simulation="exact"` steers by the
+exact simulator as well: the next storage is the best of those that are held, unused,
+while the exact peak is reached.
+
+Complexity: quadratic in the candidates, and one simulation for each of them.
+
+Loses where storages must go together: it takes one at a time, never reconsiders, adds
+up seconds that recomputations share, and in its default form does not ask whether a
+storage is there at the peak at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+from lowtide._graph import StepGraph
+from lowtide._plan import Plan, Run, Schedule
+from lowtide._schedule import (
+    make_plan,
+    must_keep,
+    plan_or_raise,
+    saved_by_baseline,
+    with_frees,
+)
+from lowtide._simulate import LiveBytes, Timeline, simulate
+
+Simulation = Literal["paper", "exact"]
+
+
+def plan(
+    step: StepGraph,
+    budget_bytes: int | None = None,
+    *,
+    time_limit: float = 10.0,
+    simulation: Simulation = "paper",
+) -> Plan:
+    """The greedy's first plan under the budget, or its lowest peak."""
+    del time_limit
+    if step.turn < 0:
+        return plan_or_raise(
+            step,
+            with_frees(step, step.baseline),
+            planner="mu_two",
+            budget_bytes=budget_bytes,
+        )
+    profile = Profile(step)
+    lowest: tuple[int, float, Schedule] | None = None
+    # The paper's simulation is not a bound: if what it lets pass does not fit, the
+    # choices it holds back are looked at too.
+    for only_promising in (True, False):
+        if only_promising and (budget_bytes is None or simulation == "exact"):
+            continue
+        for point in _points(profile, simulation):
+            if only_promising and point.paper_bytes > (budget_bytes or 0):
+                continue
+            peak, seconds = point.timeline.peak_bytes, point.timeline.seconds
+            if budget_bytes is not None and peak <= budget_bytes:
+                return make_plan(
+                    step, point.schedule, planner="mu_two", budget_bytes=budget_bytes
+                )
+            if lowest is None or (peak, seconds) < lowest[:2]:
+                lowest = peak, seconds, point.schedule
+    assert lowest is not None
+    return plan_or_raise(step, lowest[2], planner="mu_two", budget_bytes=budget_bytes)
+
+
+@dataclass(slots=True)
+class Candidate:
+    """A storage that may be recomputed, with the paper's statistics.
+
+    Accesses are positions in the baseline. `recompute_seconds` makes it once from its
+    sources; `total_seconds` is what choosing it adds to the step.
+    """
+
+    storage: int
+    nbytes: int
+    last_forward_access: int
+    first_backward_access: int
+    last_backward_access: int
+    inactive_seconds: float
+    sources: frozenset[int]
+    recompute_seconds: float
+    total_seconds: float = 0.0
+
+    @property
+    def ratio(self) -> float:
+        """Bytes over the seconds they cost: the recompute ratio."""
+        if self.total_seconds <= 0:
+            return float("inf")
+        return self.nbytes / self.total_seconds
+
+
+class Profile:
+    """What the greedy knows of a step (Algorithm A of the paper)."""
+
+    def __init__(self, step: StepGraph) -> None:
+        self.step = step
+        place = step.baseline.index(step.turn)
+        self.turn_place = place
+        self.saved = frozenset(saved_by_baseline(step))
+        self.fixed = must_keep(step).union(step.resident, step.outputs)
+        accesses: dict[int, list[int]] = {}
+        for position, number in enumerate(step.baseline):
+            op = step.ops[number]
+            for s in (*op.reads, *op.writes):
+                accesses.setdefault(s, []).append(position)
+        clock = [0.0]
+        for number in step.baseline:
+            clock.append(clock[-1] + step.ops[number].seconds)
+        self.candidates: dict[int, Candidate] = {}
+        for s in sorted(self.saved - self.fixed):
+            forward = max(p for p in accesses[s] if p <= place)
+            backward = [p for p in accesses[s] if p > place]
+            sources, seconds = self._sources(s)
+            self.candidates[s] = Candidate(
+                s,
+                step.sizes[s],
+                forward,
+                backward[0],
+                backward[-1],
+                clock[backward[0]] - clock[forward + 1],
+                sources,
+                seconds,
+                seconds,
+            )
+
+    def _sources(self, storage: int) -> tuple[frozenset[int], float]:
+        """The nearest kept storages it can be made from, and the seconds that takes."""
+        step = self.step
+        ops: set[int] = set()
+        sources: set[int] = set()
+        stack = [storage]
+        while stack:
+            number = step.remakers[stack.pop()]
+            if number in ops:
+                continue
+            ops.add(number)
+            for s in step.ops[number].reads:
+                if s in self.fixed or s in self.saved:
+                    sources.add(s)
+                else:
+                    stack.append(s)
+        return frozenset(sources), sum(step.ops[i].seconds for i in sorted(ops))
+
+
+@dataclass(frozen=True)
+class _Point:
+    """The greedy after some choices: the paper's peak, and the exact one on demand."""
+
+    profile: Profile
+    chosen: frozenset[int]
+    paper_bytes: int
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        sequence = recompute_late(self.profile, self.chosen)
+        return with_frees(self.profile.step, sequence)
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        return simulate(self.profile.step, self.schedule)
+
+    @cached_property
+    def peak_place(self) -> int:
+        """The position of the baseline's op that runs, or is served, at the peak."""
+        step = self.profile.step
+        seen: set[int] = set()
+        for item in self.schedule[: self.timeline.peak_index + 1]:
+            if type(item) is Run and not step.ops[item.op].standby:
+                seen.add(item.op)
+        item = self.schedule[self.timeline.peak_index]
+        runs_again = type(item) is Run and item.op != step.baseline[len(seen) - 1]
+        return min(len(seen) - 1 + runs_again, len(step.baseline) - 1)
+
+
+def _points(profile: Profile, simulation: Simulation) -> Iterator[_Point]:
+    """The greedy's states, from nothing chosen to everything."""
+    remaining = {s: replace(c) for s, c in profile.candidates.items()}
+    chosen: dict[int, Candidate] = {}
+    live = _baseline_live(profile.step)
+    point = _Point(profile, frozenset(), live.peak_bytes)
+    yield point
+    while remaining:
+        pool: Iterable[Candidate] = remaining.values()
+        if simulation == "exact":
+            peak = point.peak_place
+            pool = [
+                c
+                for c in pool
+                if c.last_forward_access < peak < c.first_backward_access
+            ] or pool
+        best = max(pool, key=lambda c: (c.ratio, c.nbytes, -c.storage))
+        del remaining[best.storage]
+        count = _update_chosen(chosen.values(), best)
+        chosen[best.storage] = best
+        _update_remaining(remaining.values(), best, count, chosen.values())
+        start, stop = best.last_forward_access + 1, best.first_backward_access
+        live.add(start, stop, -best.nbytes)
+        point = _Point(profile, frozenset(chosen), live.peak_bytes)
+        yield point
+
+
+def _update_chosen(chosen: Iterable[Candidate], best: Candidate) -> int:
+    """Let those made from `best` start at its sources; how often it is made (E)."""
+    count = 1
+    for other in chosen:
+        if best.storage in other.sources:
+            other.sources = other.sources - {best.storage} | best.sources
+            other.recompute_seconds += best.recompute_seconds
+            count += 1
+    return count
+
+
+def _update_remaining(
+    remaining: Iterable[Candidate],
+    best: Candidate,
+    count: int,
+    chosen: Iterable[Candidate],
+) -> None:
+    """Bring sources, seconds and counts of the open candidates up to date (F)."""
+    for other in remaining:
+        if best.storage in other.sources:
+            first = other.first_backward_access
+            if best.first_backward_access <= first <= best.last_backward_access:
+                continue  # It will be alive again just then.
+            other.sources = other.sources - {best.storage} | best.sources
+            other.recompute_seconds += best.recompute_seconds
+            serves = sum(other.storage in c.sources for c in chosen)
+            other.total_seconds = other.recompute_seconds * (1 + serves)
+        if other.storage in best.sources:
+            other.total_seconds = count * other.recompute_seconds
+
+
+def _baseline_live(step: StepGraph) -> LiveBytes:
+    """Live bytes at each op of the baseline (what G starts from)."""
+    schedule = with_frees(step, step.baseline)
+    live = simulate(step, schedule).live_bytes
+    return LiveBytes(
+        [b for b, item in zip(live, schedule, strict=True) if type(item) is Run]
+    )
+
+
+def recompute_late(profile: Profile, chosen: frozenset[int]) -> list[int]:
+    """The op sequence that makes each chosen storage at its first backward use.
+
+    It then lives to its last use. Whatever else has to be made on the way there lives
+    only as long as that takes, and is made again the next time.
+    """
+    step = profile.step
+    held = profile.fixed.union(profile.saved) - chosen
+    until = {s: profile.candidates[s].last_backward_access for s in chosen}
+    alive: dict[int, int] = {}
+    sequence: list[int] = []
+    for position, number in enumerate(step.baseline):
+        op = step.ops[number]
+        if position > profile.turn_place and op.opens < 0:
+            missing = [
+                s for s in op.reads if s in until and alive.get(s, -1) < position
+            ]
+            if missing:
+                ready = held.union(s for s, p in alive.items() if p >= position)
+                sequence += _cone(step, missing, ready)
+                for s in missing:
+                    for made in step.ops[step.remakers[s]].writes:
+                        if made in until:
+                            alive[made] = until[made]
+        sequence.append(number)
+    return sequence
+
+
+def _cone(step: StepGraph, needed: Iterable[int], ready: frozenset[int]) -> list[int]:
+    """Ops that make what is needed from what is ready, in baseline order."""
+    ops: set[int] = set()
+    stack = list(needed)
+    while stack:
+        number = step.remakers[stack.pop()]
+        if number not in ops:
+            ops.add(number)
+            stack.extend(s for s in step.ops[number].reads if s not in ready)
+    return sorted(ops)
