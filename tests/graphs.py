@@ -366,12 +366,12 @@ def chain(
     return tape.finish(tape.cross_entropy(tape.linear(x, 16)))
 
 
-def residual(n: int, *, pixels: int = 1024, channels: int = 16) -> StepGraph:
+def residual(n: int, *, pixels: int = 4096, channels: int = 8) -> StepGraph:
     """A residual network: n blocks of two convolutions with batch norm."""
     tape = Tape(f"residual{n}")
     x = tape.relu(tape.batch_norm(tape.conv(tape.input(pixels, 3), channels)))
     for block in range(n):
-        if block and block % 3 == 0:
+        if block in (3, 6, 12):
             x = tape.relu(tape.conv(x, 2 * tape.shape(x)[1], shrink=4))
         y = tape.relu(tape.batch_norm(tape.conv(x, tape.shape(x)[1])))
         y = tape.batch_norm(tape.conv(y, tape.shape(x)[1]))
@@ -390,7 +390,7 @@ def dense(n: int, *, pixels: int = 512, growth: int = 8) -> StepGraph:
     return tape.finish(tape.cross_entropy(tape.linear(x, 10)))
 
 
-def unet(depth: int, *, pixels: int = 2048, channels: int = 8) -> StepGraph:
+def unet(depth: int, *, pixels: int = 8192, channels: int = 4) -> StepGraph:
     """A U-Net: what goes down at each level is read again on the way up."""
     tape = Tape(f"unet{depth}")
     x = tape.relu(tape.conv(tape.input(pixels, 3), channels))

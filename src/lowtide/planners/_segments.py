@@ -1,0 +1,254 @@
+"""Plans of a chain in which every segment is either saved whole or run again.
+
+The methods of Chen and of Hong choose where to cut; all of them then save some segments
+and run others again. `least_peak` and `least_seconds` are the exact choices under the
+tables of a chain, for given cuts or over all of them; `best_plan` simulates what they
+propose, for a fixed ladder of budgets, and answers from what really fits. The ladder
+does not depend on the budget asked for: so a larger budget never gives a slower plan,
+and the lowest peak of all is the true least of the family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from lowtide._graph import StepGraph
+from lowtide._plan import Plan, Schedule
+from lowtide._schedule import from_kept, make_plan, plan_or_raise, with_frees
+from lowtide._simulate import simulate
+from lowtide.planners._chain import Chain
+
+_MAX_LABELS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Cuts from the first to the last, and for each segment whether it is saved."""
+
+    cuts: tuple[int, ...]
+    saved: tuple[bool, ...]
+
+    def kept(self, chain: Chain) -> frozenset[int]:
+        """The storages this choice keeps over the turn."""
+        spans = zip(pairwise(self.cuts), self.saved, strict=True)
+        whole = [span for span, saved in spans if saved]
+        return frozenset(chain.kept(self.cuts, whole))
+
+
+def least_peak(chain: Chain, *, reach: int | None = None) -> Choice:
+    """The choice of least peak by the tables; `reach` is the longest segment in cuts.
+
+    From the last cut back: M(i) = min over j of max(kept by (i, j) + M(j), peak(i, j)),
+    for saving and for running again.
+    """
+    count = len(chain)
+    least = np.zeros(count, np.int64)
+    following = np.zeros(count, np.int64)
+    is_saved = np.zeros(count, bool)
+    for i in range(count - 2, -1, -1):
+        span = slice(i + 1, count if reach is None else min(count, i + 1 + reach))
+        again = np.maximum(
+            chain.cut_bytes[i, span] + least[span], chain.again_peak[i, span]
+        )
+        saved = np.maximum(
+            chain.saved_bytes[i, span] + least[span], chain.saved_peak[i, span]
+        )
+        both = np.minimum(again, saved)
+        best = int(both.argmin())
+        least[i] = both[best]
+        following[i] = i + 1 + best
+        is_saved[i] = saved[best] <= again[best]
+    cuts = [0]
+    while cuts[-1] < count - 1:
+        cuts.append(int(following[cuts[-1]]))
+    return Choice(tuple(cuts), tuple(bool(is_saved[c]) for c in cuts[:-1]))
+
+
+def least_seconds(
+    chain: Chain, budget_bytes: int, *, reach: int | None = None
+) -> Choice | None:
+    """The fastest choice whose peak by the tables is at most the budget, if any.
+
+    Labels (bytes kept, seconds) run from the first cut to the last; at each cut only
+    those that no other beats are held, thinned evenly to a few dozen.
+    """
+    count = len(chain)
+    labels = [_Labels.start()]
+    for j in range(1, count):
+        low = 0 if reach is None else max(0, j - reach)
+        labels.append(_extend(chain, labels, (low, j), budget_bytes))
+    if not len(labels[-1].kept):
+        return None
+    return _trace(labels, int(labels[-1].seconds.argmin()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Labels:
+    """Ways to reach one cut, as columns. `cut`, `row` say which label they extend."""
+
+    kept: np.ndarray
+    seconds: np.ndarray
+    cut: np.ndarray
+    row: np.ndarray
+    saved: np.ndarray
+
+    @classmethod
+    def start(cls) -> _Labels:
+        zero = np.zeros(1, np.int64)
+        return cls(zero, np.zeros(1), zero - 1, zero, np.zeros(1, bool))
+
+    def take(self, rows: np.ndarray) -> _Labels:
+        return _Labels(
+            self.kept[rows],
+            self.seconds[rows],
+            self.cut[rows],
+            self.row[rows],
+            self.saved[rows],
+        )
+
+
+def _extend(
+    chain: Chain, labels: Sequence[_Labels], span: tuple[int, int], budget: int
+) -> _Labels:
+    low, j = span
+    sources = labels[low:j]
+    lengths = [len(source.kept) for source in sources]
+    cut = np.repeat(np.arange(low, j), lengths)
+    row = np.concatenate([np.arange(n) for n in lengths])
+    kept = np.concatenate([source.kept for source in sources])
+    seconds = np.concatenate([source.seconds for source in sources])
+    again = kept + chain.again_peak[cut, j] <= budget
+    saved = kept + chain.saved_peak[cut, j] <= budget
+    both = _Labels(
+        np.concatenate(
+            [
+                (kept + chain.cut_bytes[cut, j])[again],
+                (kept + chain.saved_bytes[cut, j])[saved],
+            ]
+        ),
+        np.concatenate([(seconds + chain.seconds[cut, j])[again], seconds[saved]]),
+        np.concatenate([cut[again], cut[saved]]),
+        np.concatenate([row[again], row[saved]]),
+        np.repeat([False, True], [int(again.sum()), int(saved.sum())]),
+    )
+    return _unbeaten(both)
+
+
+def _unbeaten(labels: _Labels) -> _Labels:
+    order = np.argsort(labels.kept, kind="stable")
+    fastest = np.minimum.accumulate(labels.seconds[order])
+    better = np.ones(len(order), bool)
+    better[1:] = fastest[1:] < fastest[:-1]
+    order = order[better]
+    if len(order) > _MAX_LABELS:
+        picks = np.linspace(0, len(order) - 1, _MAX_LABELS).round().astype(int)
+        order = order[picks]
+    return labels.take(order)
+
+
+def _trace(labels: Sequence[_Labels], row: int) -> Choice:
+    cuts = [len(labels) - 1]
+    saved: list[bool] = []
+    while cuts[-1] > 0:
+        here = labels[cuts[-1]]
+        saved.append(bool(here.saved[row]))
+        cuts.append(int(here.cut[row]))
+        row = int(here.row[row])
+    return Choice(tuple(reversed(cuts)), tuple(reversed(saved)))
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A choice on a chain, with its peak and its extra seconds by the tables."""
+
+    chain: Chain
+    choice: Choice
+    peak_bytes: int
+    seconds: float
+
+    @classmethod
+    def of(cls, chain: Chain, choice: Choice) -> Candidate:
+        """Add up the tables along the choice."""
+        kept = peak = 0
+        seconds = 0.0
+        for (i, j), saved in zip(pairwise(choice.cuts), choice.saved, strict=True):
+            if saved:
+                peak = max(peak, kept + int(chain.saved_peak[i, j]))
+                kept += int(chain.saved_bytes[i, j])
+            else:
+                peak = max(peak, kept + int(chain.again_peak[i, j]))
+                kept += int(chain.cut_bytes[i, j])
+                seconds += float(chain.seconds[i, j])
+        return cls(chain, choice, peak, seconds)
+
+
+def ladder(chain: Chain, *, levels: int, reach: int | None = None) -> list[Candidate]:
+    """The best choices for evenly spaced budgets, from least peak to saving all."""
+    lowest = Candidate.of(chain, least_peak(chain, reach=reach))
+    low, high = lowest.peak_bytes, int(chain.saved_peak[0, -1])
+    found = [lowest]
+    for level in range(levels):
+        choice = least_seconds(chain, low + (high - low) * level // levels, reach=reach)
+        if choice is not None:
+            found.append(Candidate.of(chain, choice))
+    return found
+
+
+def num_levels(step: StepGraph) -> int:
+    """How many budgets to try: fewer on long steps, where each takes longer."""
+    return max(8, min(32, 60_000 // (1 + len(step.ops))))
+
+
+def best_plan(
+    step: StepGraph,
+    candidates: Iterable[Candidate],
+    *,
+    planner: str,
+    budget_bytes: int | None,
+) -> Plan:
+    """The fastest of the candidates that fits; that of least peak without a budget.
+
+    Those that another beats in bytes and seconds are left out, the rest is simulated.
+    Keeping everything is always among them.
+    """
+    baseline = with_frees(step, step.baseline)
+    if budget_bytes is not None and step.baseline_peak_bytes <= budget_bytes:
+        return make_plan(step, baseline, planner=planner, budget_bytes=budget_bytes)
+    tried = [_Tried(step.baseline_peak_bytes, step.baseline_seconds, baseline)]
+    for kept in dict.fromkeys(c.choice.kept(c.chain) for c in _front(candidates)):
+        schedule = from_kept(step, kept)
+        timeline = simulate(step, schedule)
+        tried.append(_Tried(timeline.peak_bytes, timeline.seconds, schedule))
+    chosen = pick(tried, budget_bytes)
+    return plan_or_raise(
+        step, chosen.schedule, planner=planner, budget_bytes=budget_bytes
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    peak_bytes: int
+    seconds: float
+    schedule: Schedule
+
+
+def pick(tried: Sequence[_Tried], budget_bytes: int | None) -> _Tried:
+    """The fastest that fits, or that of least peak if none does or none need."""
+    if budget_bytes is not None:
+        fits = [t for t in tried if t.peak_bytes <= budget_bytes]
+        if fits:
+            return min(fits, key=lambda t: (t.seconds, t.peak_bytes))
+    return min(tried, key=lambda t: (t.peak_bytes, t.seconds))
+
+
+def _front(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """The candidates that no other beats, lowest peak first."""
+    front: list[Candidate] = []
+    for c in sorted(candidates, key=lambda c: (c.peak_bytes, c.seconds)):
+        if not front or c.seconds < front[-1].seconds:
+            front.append(c)
+    return front

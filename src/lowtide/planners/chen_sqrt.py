@@ -1,0 +1,37 @@
+"""Cut the forward into about sqrt(n) parts of equal length.
+
+Problem: a chain of n layers whose activations do not fit, for one more forward at most.
+Idea: with k parts, the values at k cuts are held, and those of one part of n / k layers
+at a time; k = sqrt(n) balances the two. Layers here are the segments between narrow
+places of the step, taken fine, middling and coarse. Without a budget every part is run
+again if that lowers the peak; under one, the parts whose rerun costs most are saved.
+
+Reference: T. Chen, B. Xu, C. Zhang, C. Guestrin, "Training deep nets with sublinear
+memory cost", arXiv 1604.06174, section 4.1.
+Complexity: O(cuts * ops) for the tables, then one simulation per plan tried.
+Loses: parts are equal in length, not in bytes or seconds, so where early layers are
+larger than late ones (every convolutional network) the first part holds the peak.
+"""
+
+from __future__ import annotations
+
+from lowtide._graph import StepGraph
+from lowtide._plan import Plan
+from lowtide.chains import sqrt_n
+from lowtide.planners._chain import chain_of
+from lowtide.planners._segments import best_plan, ladder, num_levels
+
+_GRAINS = (192, 64, 24)
+
+
+def plan(
+    step: StepGraph, budget_bytes: int | None = None, *, time_limit: float = 10.0
+) -> Plan:
+    """The fastest plan with equally spaced cuts that fits, or that of least peak."""
+    del time_limit
+    found = []
+    for max_cuts in _GRAINS:
+        chain = chain_of(step, max_cuts=max_cuts)
+        cuts = sqrt_n([1] * len(chain)).kept
+        found += ladder(chain.at(cuts), levels=num_levels(step), reach=1)
+    return best_plan(step, found, planner="chen_sqrt", budget_bytes=budget_bytes)

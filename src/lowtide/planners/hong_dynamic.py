@@ -1,0 +1,33 @@
+"""The exact optimum when what is kept dies during the backward.
+
+Problem: choose cuts of least real peak: while a segment is run again and goes backward,
+only what was kept before it is still held.
+Idea: M(i) = min over j > i of max(kept by (i, j) + M(j), peak of (i, j)), from the last
+cut back, with segment peaks and kept bytes of the step itself (gradients that grow,
+values shared by several cuts counted once). Under a budget the same recurrence runs
+forward with pairs (bytes kept, seconds), each segment saved or run again.
+
+Reference: D. Hong, S. Tsai, Y. Wang, P. Liu, C. Wu, arXiv 2502.12499 (the dynamic
+objective); `lowtide.chains.optimal_dynamic` solves it on plain sizes in O(n). Measured
+segment peaks are not monotone, so the O(n^2) form is used here.
+Complexity: O(cuts^2) after the O(cuts * ops) tables; with a budget times a few dozen.
+Loses: a segment is saved whole or not at all, and run again at most once: `rotor` runs
+prefixes again and again, `auto` chooses single storages.
+"""
+
+from __future__ import annotations
+
+from lowtide._graph import StepGraph
+from lowtide._plan import Plan
+from lowtide.planners._chain import chain_of
+from lowtide.planners._segments import best_plan, ladder, num_levels
+
+
+def plan(
+    step: StepGraph, budget_bytes: int | None = None, *, time_limit: float = 10.0
+) -> Plan:
+    """The fastest plan of saved and rerun segments that fits, or that of least peak."""
+    del time_limit
+    chain = chain_of(step, max_cuts=192)
+    found = ladder(chain, levels=num_levels(step))
+    return best_plan(step, found, planner="hong_dynamic", budget_bytes=budget_bytes)
