@@ -129,7 +129,7 @@ def test_a_plan_that_only_the_paper_believes_is_not_returned() -> None:
                 believed += 1
                 assert mu_two.plan(step, budget).peak_bytes <= budget
                 break
-    assert believed >= 5
+    assert believed >= 3
 
 
 @pytest.mark.parametrize("simulation", ["paper", "exact"])
