@@ -1,0 +1,80 @@
+"""Large neighbourhoods: undo some decisions, decide them again, keep what is better."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from lowtide.planners.auto._draft import Draft
+from lowtide.planners.auto._effort import Effort
+from lowtide.planners.auto._greedy import Options, lower
+from lowtide.planners.auto._keep import Remover, raise_up
+
+
+def improve(
+    draft: Draft, budget: float, effort: Effort, *, offer: Callable[[Draft], None]
+) -> None:
+    """Offer ever better drafts until the effort is spent."""
+    choose = random.Random(0)
+    best = current = draft
+    begun = effort.units
+    while not effort.is_over():
+        trial = _perturbed(current, budget, effort, choose)
+        if trial.peak_bytes > budget:
+            continue
+        done = (effort.units - begun) / max(1.0, effort.limit_units - begun)
+        heat = 0.003 * max(0.0, 1.0 - done) * draft.problem.step.baseline_seconds
+        if trial.seconds - current.seconds < heat * choose.random():
+            current = trial
+        if trial.seconds < best.seconds * (1 - 1e-12):
+            best = trial
+            offer(best)
+
+
+def _perturbed(
+    draft: Draft, budget: float, effort: Effort, choose: random.Random
+) -> Draft:
+    options = Options(
+        tried=16,
+        noise=_noise(choose, choose.choice((0.1, 0.3, 0.6))),
+        limit_seconds=draft.seconds + 0.02 * draft.problem.step.baseline_seconds,
+    )
+    if choose.random() < 0.7:
+        trial = lower(_without_some(draft, choose), budget, effort, options)
+    else:
+        span = draft.peak_bytes - draft.problem.resident_bytes
+        target = budget - choose.random() * 0.05 * span
+        trial = lower(draft, target, effort, options)
+    if trial.peak_bytes > budget:
+        return trial
+    return raise_up(trial, budget, effort, power=choose.choice((0.0, 0.5, 1.0)))
+
+
+def _without_some(draft: Draft, choose: random.Random) -> Draft:
+    """The draft without a few recomputations: neighbours, or from anywhere."""
+    remover = Remover(draft)
+    repeated = remover.repeated()
+    if not repeated:
+        return draft
+    number = choose.randint(1, min(len(repeated), 12))
+    if choose.random() < 0.5:
+        start = choose.randrange(len(repeated) - number + 1)
+        picked = repeated[start : start + number]
+    else:
+        picked = choose.sample(repeated, number)
+    gone: set[int] = set()
+    for position in picked:
+        if position not in gone:
+            gone.update(remover.removal(position).positions)
+    return draft.without(sorted(gone))
+
+
+def _noise(choose: random.Random, sigma: float) -> Callable[[int], float]:
+    factors: dict[int, float] = {}
+
+    def factor(storage: int) -> float:
+        if storage not in factors:
+            factors[storage] = choose.lognormvariate(0.0, sigma)
+        return factors[storage]
+
+    return factor
