@@ -1,0 +1,1 @@
+"""From torch's graphs to a `StepGraph`."""

@@ -1,0 +1,227 @@
+"""Forward and backward graphs that do exactly what a schedule says.
+
+NOTE(torch>=2.13,<2.14): follows AOTAutograd's convention for partitions: the forward
+returns its outputs and then what is saved; the backward takes what was saved and then
+the tangents.
+
+Each graph is emitted op by op in the schedule's order. Views are derived again next to
+where they are read. Items of a tuple are taken out right behind the op that made it,
+because a tuple holds all of its items. Nothing is freed explicitly: the generated code
+drops each name after its last use, which is where the schedule's frees are.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from lowtide._capture._joint import Piece, PieceOp, tensors_of
+from lowtide._capture._step import piece_op
+
+aten = torch.ops.aten
+
+
+def split(
+    piece: Piece, forward: Sequence[int], backward: Sequence[int]
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """The two graph modules of a piece.
+
+    Args:
+        piece: The captured graph.
+        forward: Numbers of the ops (as in `step_of`) to run in the forward, in order.
+        backward: Numbers of those to run in the backward.
+    """
+    forward_ops = [piece_op(piece, n) for n in forward]
+    backward_ops = [piece_op(piece, n) for n in backward]
+    replayed = {op.node for op in forward_ops + backward_ops if op.variant == "replay"}
+    second = _Emitter(piece, replayed)
+    gradients = second.backward(backward_ops)
+    first = _Emitter(piece, replayed)
+    outputs = first.forward(forward_ops)
+    saved = [first.value_of_storage(s) for s in second.saved]
+    first.graph.output((*outputs, *saved))
+    second.graph.output(tuple(gradients))
+    modules = []
+    for emitter in (first, second):
+        emitter.graph.lint()
+        modules.append(fx.GraphModule(piece.joint, emitter.graph))
+    return modules[0], modules[1]
+
+
+class _Emitter:
+    """Writes one graph. `values` maps joint nodes to what holds their value now."""
+
+    def __init__(self, piece: Piece, replayed: set[fx.Node]) -> None:
+        self.piece = piece
+        self.graph = fx.Graph()
+        self.values: dict[fx.Node, fx.Node] = {}
+        self.states: dict[int, fx.Node] = {}
+        self.saved: dict[int, fx.Node] = {}
+        self.replayed = replayed
+        self.first_tangent: fx.Node | None = None
+
+    def forward(self, ops: Sequence[PieceOp]) -> list[Any]:
+        for node in self.piece.primals:
+            self.values[node] = self.placeholder(node)
+        for op in ops:
+            self.run(op)
+        return [self.map(n) for n in self.piece.forward_outputs]
+
+    def backward(self, ops: Sequence[PieceOp]) -> list[Any]:
+        for place, node in enumerate(self.piece.tangents):
+            copy = self.placeholder(node)
+            self.first_tangent = self.first_tangent or copy
+            if place not in self.piece.absent_tangents:
+                self.values[node] = copy
+        for op in ops:
+            self.run(op)
+        return [self.map(n) for n in self.piece.gradients]
+
+    def placeholder(self, node: fx.Node, name: str = "") -> fx.Node:
+        copy = self.graph.placeholder(name or node.name)
+        copy.meta = dict(node.meta)
+        return copy
+
+    # Values.
+
+    def map(self, argument: Any) -> Any:
+        return fx.map_arg(argument, self.value)
+
+    def value(self, node: fx.Node) -> fx.Node:
+        """The node that holds this value here: known, derived, or saved."""
+        known = self.values.get(node)
+        if known is not None:
+            return known
+        if node.op == "get_attr":
+            made = self.graph.node_copy(node)
+        elif node in self.piece.views and not self.is_item_of_op(node):
+            made = self.graph.node_copy(node, self.value)
+        else:
+            (storage,) = self.piece.storage_of[node]
+            made = self.save(storage)
+        self.values[node] = made
+        return made
+
+    def is_item_of_op(self, node: fx.Node) -> bool:
+        source = node.args[0]
+        return (
+            node.target is operator.getitem
+            and isinstance(source, fx.Node)
+            and source not in self.piece.views
+        )
+
+    def save(self, storage: int) -> fx.Node:
+        """A value that the backward takes from the forward."""
+        if storage not in self.saved:
+            assert self.first_tangent is not None, (
+                f"{self.piece.storages[storage].name} is not made in the forward"
+            )
+            base = self.piece.storages[storage].base
+            # A parameter's name is fixed even where fx renames its node, so it must
+            # not be the name of any node emitted so far.
+            name = f"saved_{storage}"
+            with self.graph.inserting_before(self.first_tangent):
+                if base is None:
+                    copy = self.graph.placeholder(name)
+                    copy.meta["val"] = self.fake_state(storage)
+                else:
+                    copy = self.placeholder(base, name)
+            self.saved[storage] = copy
+        return self.saved[storage]
+
+    def value_of_storage(self, storage: int) -> fx.Node:
+        base = self.piece.storages[storage].base
+        return self.states[storage] if base is None else self.value(base)
+
+    def fake_state(self, storage: int) -> torch.Tensor:
+        mode = tensors_of(self.piece.primals[0])[0].fake_mode  # type: ignore[attr-defined]
+        with mode:
+            return torch.empty(self.piece.storages[storage].nbytes, dtype=torch.uint8)
+
+    # Ops.
+
+    def run(self, op: PieceOp) -> None:
+        if op.variant == "plain":
+            self.save_generator_state(op)
+            made = self.graph.node_copy(op.node, self.value)
+        elif op.variant == "replay":
+            state = self.state(op.reads[-1])
+            made = self.graph.call_function(
+                run_with_generator_state,
+                (state, op.node.target, *self.map(op.node.args)),
+                dict(self.map(op.node.kwargs)),
+            )
+            made.meta = dict(op.node.meta)
+        else:
+            # The running statistics are not mapped: they have changed by now.
+            tensor, weight, bias = self.map(op.node.args[:3])
+            training, momentum, eps = op.node.args[5:8]
+            made = self.graph.call_function(
+                aten._native_batch_norm_legit.no_stats,
+                (tensor, weight, bias, training, momentum, eps),
+            )
+            made.meta = {**op.node.meta, "val": tuple(op.node.meta["val"][:3])}
+        for s in op.writes:
+            for node in self.piece.nodes_of.get(s, ()):
+                self.values.pop(node, None)
+        self.values[op.node] = made
+        self.take_out_items(op, made)
+
+    def take_out_items(self, op: PieceOp, made: fx.Node) -> None:
+        if not isinstance(op.node.meta["val"], tuple | list):
+            return
+        del self.values[op.node]
+        for user in op.node.users:
+            if user.target is not operator.getitem:
+                continue
+            if set(self.piece.storage_of[user]) <= set(op.writes):
+                item = self.graph.call_function(operator.getitem, (made, user.args[1]))
+                item.meta = dict(user.meta)
+                self.values[user] = item
+
+    def save_generator_state(self, op: PieceOp) -> None:
+        """Before a random op that is replayed later: where its generator stands."""
+        if op.node not in self.replayed:
+            return
+        device = tensors_of(op.node)[0].device
+        state = self.graph.call_function(generator_state, (str(device),))
+        state.meta["val"] = self.fake_state(op.writes[-1])
+        self.states[op.writes[-1]] = state
+
+    def state(self, storage: int) -> fx.Node:
+        if storage not in self.states:
+            self.states[storage] = self.save(storage)
+        return self.states[storage]
+
+
+def generator_state(device: str) -> torch.Tensor:
+    """A copy of the state of this device's generator."""
+    if device.startswith("cuda"):
+        return torch.cuda.get_rng_state(device)
+    return torch.get_rng_state()
+
+
+def set_generator_state(device: str, state: torch.Tensor) -> None:
+    """Put this device's generator into a state."""
+    if device.startswith("cuda"):
+        torch.cuda.set_rng_state(state, device)
+    else:
+        torch.set_rng_state(state)
+
+
+def run_with_generator_state(
+    state: torch.Tensor, target: Any, *arguments: Any, **keywords: Any
+) -> Any:
+    """Draw what was drawn from this state, and leave the generator as it was."""
+    tensor = next(a for a in arguments if isinstance(a, torch.Tensor))
+    device = str(tensor.device)
+    current = generator_state(device)
+    set_generator_state(device, state)
+    try:
+        return target(*arguments, **keywords)
+    finally:
+        set_generator_state(device, current)
