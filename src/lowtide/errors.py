@@ -303,6 +303,21 @@ class UnsupportedTorchError(LowtideError, RuntimeError):
         )
 
 
+class OutputError(LowtideError, OSError):
+    """A file that cannot be written, or that exists and may not be replaced.
+
+    Args:
+        path: The file.
+        reason: What stands in the way.
+        fix: What to do.
+    """
+
+    def __init__(self, path: str, reason: str, fix: str) -> None:
+        self.path = path
+        self.reason = reason
+        super().__init__(f"cannot write {path}: {_sentence(reason)} {_sentence(fix)}")
+
+
 class LowtideWarning(UserWarning):
     """The base of every warning lowtide gives."""
 

@@ -107,6 +107,11 @@ EXAMPLES = [
         ],
     ),
     (
+        errors.OutputError("out.html", "the file exists", "Pass force=True"),
+        OSError,
+        ["cannot write out.html: ", "the file exists.", "Pass force=True."],
+    ),
+    (
         errors.UnsupportedTorchError(
             "partition_fn got unknown arguments ['x']", "9.0.0"
         ),
