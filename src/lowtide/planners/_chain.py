@@ -16,6 +16,7 @@ begins; `from_kept` pulls ops later than that, so plans are still simulated one 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -113,7 +114,11 @@ class Chain:
     and the last its end. `crossing[i]` is what crosses cut i. With K bytes kept at the
     cuts up to i and between them, a segment that is run again takes at most
     K + again_peak, keeps `cut_bytes` more and costs `seconds`; one that is saved takes
-    K + saved_peak and keeps `saved_bytes` more. Residents are included in both peaks.
+    K + saved_peak and keeps `saved_bytes` more. Both peaks include residents, and
+    `backward_peak`, that of the backward alone. `pass_bytes` and `fill_bytes` are the
+    most a forward holds beyond K, residents and pinned storages, without and with
+    saving what the backward reads. `rerun_seconds[i]` is the time of running again all
+    that lies before cut i.
     """
 
     step: StepGraph
@@ -124,7 +129,11 @@ class Chain:
     saved_bytes: Bytes
     again_peak: Bytes
     saved_peak: Bytes
+    backward_peak: Bytes
+    pass_bytes: Bytes
+    fill_bytes: Bytes
     seconds: Seconds
+    rerun_seconds: Seconds
     lifetimes: Lifetimes
 
     def __len__(self) -> int:
@@ -142,7 +151,11 @@ class Chain:
             saved_bytes=self.saved_bytes[rows],
             again_peak=self.again_peak[rows],
             saved_peak=self.saved_peak[rows],
+            backward_peak=self.backward_peak[rows],
+            pass_bytes=self.pass_bytes[rows],
+            fill_bytes=self.fill_bytes[rows],
             seconds=self.seconds[rows],
+            rerun_seconds=self.rerun_seconds[list(cuts)],
         )
 
     def kept(self, cuts: Iterable[int], saved: Iterable[tuple[int, int]]) -> set[int]:
@@ -166,6 +179,25 @@ def chain_of(step: StepGraph, *, max_cuts: int) -> Chain:
     crossings = lifetimes.crossings()
     places = _narrow(lifetimes, crossings, max_cuts)
     return _Tables(lifetimes, places, [crossings[p] for p in places]).chain()
+
+
+def coarse_chain(step: StepGraph, *, max_cuts: int, num_shared: int) -> Chain:
+    """A chain in which storages that cross many cuts are pinned: long skips, masks.
+
+    Then what crosses a cut is its own, as methods for plain chains assume.
+    """
+    lifetimes = Lifetimes.of(step)
+    places = _narrow(lifetimes, lifetimes.crossings(), max_cuts)
+    crossings = lifetimes.crossings()
+    counts = Counter(s for p in places for s in crossings[p])
+    shared = frozenset(s for s, count in counts.items() if count >= num_shared)
+    pinned = replace(
+        lifetimes,
+        pinned=lifetimes.pinned | shared,
+        loose=tuple(s for s in lifetimes.loose if s not in shared),
+    )
+    crossings = pinned.crossings()
+    return _Tables(pinned, places, [crossings[p] for p in places]).chain()
 
 
 def widths(lifetimes: Lifetimes, crossings: Sequence[frozenset[int]]) -> Bytes:
@@ -270,59 +302,26 @@ class _Tables:
             times.append(least)
         return (*times[:-1], 0)
 
-    def _backward_base(self) -> tuple[Bytes, Bytes]:
-        """Bytes held at each backward time whatever is kept: during the op, before it.
-
-        Residents, pinned storages, and all that the backward itself makes.
-        """
-        life, step, sizes = self.life, self.step, self.sizes
-        held = np.zeros(len(life.backward) + 2, np.int64)
-        outputs = frozenset(step.outputs)
-        last: dict[int, int] = {}
-        first: dict[int, int] = {}
-        scratch = np.zeros(len(life.backward) + 1, np.int64)
-        for time, number in enumerate(life.backward):
-            op = step.ops[number]
-            scratch[time] = op.scratch_bytes
-            for s in op.reads:
-                if s in first:
-                    last[s] = time
-            for s in op.writes:
-                if not step.storages[s].resident and s not in life.born:
-                    first.setdefault(s, time)
-                    last[s] = time
-        end = len(life.backward)
-        for s, time in first.items():
-            held[time] += sizes[s]
-            held[end if s in outputs else last[s] + 1] -= sizes[s]
-        for s in life.pinned:
-            held[0] += sizes[s]
-            dies = end if s in outputs else life.last_backward.get(s, 0) + 1
-            held[dies] -= sizes[s]
-        during = np.cumsum(held)[:-1] + step.resident_bytes
-        before = np.concatenate([[step.resident_bytes], during[:-1]])
-        return during + scratch, before
-
     def chain(self) -> Chain:
         """All tables."""
-        count = len(self.places)
-        cut_bytes = np.zeros((count, count), np.int64)
-        saved_bytes = np.zeros_like(cut_bytes)
-        again = np.zeros_like(cut_bytes)
-        saved_peak = np.zeros_like(cut_bytes)
-        self._fill_bytes(cut_bytes, saved_bytes)
-        self._fill_peaks(again, saved_peak)
+        tables = {
+            name: np.zeros((len(self.places), len(self.places)), np.int64)
+            for name in (
+                "cut_bytes saved_bytes again_peak saved_peak backward_peak "
+                "pass_bytes fill_bytes"
+            ).split()
+        }
+        self._fill_bytes(tables["cut_bytes"], tables["saved_bytes"])
+        self._fill_peaks(tables)
         return Chain(
-            self.step,
-            self.places,
-            tuple(self.crossing),
-            self.times,
-            cut_bytes,
-            saved_bytes,
-            again,
-            saved_peak,
-            self._seconds(),
-            self.life,
+            step=self.step,
+            places=self.places,
+            crossing=tuple(self.crossing),
+            times=self.times,
+            seconds=self._seconds(),
+            rerun_seconds=self._rerun_before(),
+            lifetimes=self.life,
+            **tables,
         )
 
     def _fill_bytes(self, cut_bytes: Bytes, saved_bytes: Bytes) -> None:
@@ -337,34 +336,36 @@ class _Tables:
                     saved_bytes[:before, j] += sizes[s]
             saved_bytes[:, j] += total[j] - total
 
-    def _fill_peaks(self, again: Bytes, saved_peak: Bytes) -> None:
-        during, before = self._backward_base()
+    def _fill_peaks(self, tables: dict[str, Bytes]) -> None:
+        during, before, _ = backward_bytes(self.life)
         passing, filling, pinned = self._forward_bytes()
+        pinned += self.step.resident_bytes
         waiting = self._waiting(len(during))
         entering = before[np.minimum(self.times, len(before) - 1)]
         stops, held = self._refill_ends()
         for i, place in enumerate(self.places[:-1]):
             ends = np.array(self.places[i + 1 :]) - place - 1
-            forward = passing[place:].copy()
-            refill = filling[place:].copy()
-            refill -= self.saved_before[place]
+            until = np.maximum(stops[i + 1 :] - place - 1, 0)
+            pass_i = passing[place:].copy()
+            fill_i = filling[place:] - self.saved_before[place]
             for s in self.crossing[i]:
                 stop = self.life.last_forward[s] + 1 - place
-                forward[:stop] -= self.sizes[s]
+                pass_i[:stop] -= self.sizes[s]
                 if s not in self.life.last_backward:
-                    refill[:stop] -= self.sizes[s]
-            fixed = pinned[place:] + self.step.resident_bytes
-            forward_peak = np.maximum.accumulate(forward + fixed)[ends]
-            save_peak = np.maximum.accumulate(refill + fixed)[ends]
-            refill_peak = np.maximum.accumulate(refill)[
-                np.maximum(stops[i + 1 :] - place - 1, 0)
-            ]
-            refill_peak += entering[i + 1 :] + held[i + 1 :]
+                    fill_i[:stop] -= self.sizes[s]
+            refill = np.maximum.accumulate(fill_i)
+            tables["pass_bytes"][i, i + 1 :] = np.maximum.accumulate(pass_i)[ends]
+            tables["fill_bytes"][i, i + 1 :] = refill[ends]
             backward = self._backward_peaks(i, during + waiting[i])
-            again[i, i + 1 :] = np.maximum(
-                np.maximum(forward_peak, refill_peak), backward
+            tables["backward_peak"][i, i + 1 :] = backward
+            again = np.maximum.accumulate(pass_i + pinned[place:])[ends]
+            np.maximum(
+                again, refill[until] + entering[i + 1 :] + held[i + 1 :], out=again
             )
-            saved_peak[i, i + 1 :] = np.maximum(save_peak, backward)
+            tables["again_peak"][i, i + 1 :] = np.maximum(again, backward)
+            tables["saved_peak"][i, i + 1 :] = np.maximum(
+                np.maximum.accumulate(fill_i + pinned[place:])[ends], backward
+            )
 
     def _refill_ends(self) -> tuple[NDArray[np.int64], Bytes]:
         """For each cut, where running up to it again may stop, and what it holds then.
@@ -437,16 +438,62 @@ class _Tables:
         by_time = np.cumsum(made[:, ::-1], axis=1)[:, ::-1]
         return np.cumsum(by_time[::-1], axis=0)[::-1][:, :num_times]
 
+    def _rerun_before(self) -> Seconds:
+        return np.concatenate([[0.0], np.cumsum(self.rerun)])[list(self.places)]
+
     def _seconds(self) -> Seconds:
         """Seconds to run each segment again, but for what its end makes needless."""
-        rerun = self.rerun
-        total = np.concatenate([[0.0], np.cumsum(rerun)])[list(self.places)]
+        rerun, total = self.rerun, self._rerun_before()
         table = np.maximum(total[None, :] - total[:, None], 0.0)
         for j, needless in enumerate(self.needless):
             for position in needless:
                 before = bisect_left(self.places, position + 1)
                 table[:before, j] -= rerun[position]
         return np.maximum(table, 0.0)
+
+
+def backward_bytes(life: Lifetimes) -> tuple[Bytes, Bytes, Bytes]:
+    """Bytes held at each backward time whatever is kept: during the op, before it, and
+    of these the ones that are no passing gradients.
+
+    Residents, pinned storages, and all that the backward itself makes.
+    """
+    step, sizes = life.step, life.step.sizes
+    end = len(life.backward)
+    outputs = frozenset(step.outputs)
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    scratch = np.zeros(end + 1, np.int64)
+    for time, number in enumerate(life.backward):
+        op = step.ops[number]
+        scratch[time] = op.scratch_bytes
+        for s in op.reads:
+            if s in first:
+                last[s] = time
+        for s in op.writes:
+            if not step.storages[s].resident and s not in life.born:
+                first.setdefault(s, time)
+                last[s] = time
+    held = np.zeros(end + 2, np.int64)
+    lasting = np.zeros(end + 2, np.int64)
+    for s, time in first.items():
+        held[time] += sizes[s]
+        held[end if s in outputs else last[s] + 1] -= sizes[s]
+        if s in outputs:
+            lasting[time] += sizes[s]
+    for s in life.pinned:
+        stop = end if s in outputs else life.last_backward.get(s, 0) + 1
+        for change in (held, lasting):
+            change[0] += sizes[s]
+            change[stop] -= sizes[s]
+    during = np.cumsum(held)[:-1] + step.resident_bytes
+    lasting = np.cumsum(lasting)[:-1] + step.resident_bytes
+    first_of = np.array([step.resident_bytes], np.int64)
+    return (
+        during + scratch,
+        np.concatenate([first_of, during[:-1]]),
+        np.concatenate([first_of, lasting[:-1]]),
+    )
 
 
 def _rerun_seconds(life: Lifetimes) -> Seconds:

@@ -218,11 +218,11 @@ def best_plan(
     baseline = with_frees(step, step.baseline)
     if budget_bytes is not None and step.baseline_peak_bytes <= budget_bytes:
         return make_plan(step, baseline, planner=planner, budget_bytes=budget_bytes)
-    tried = [_Tried(step.baseline_peak_bytes, step.baseline_seconds, baseline)]
+    tried = [Tried(step.baseline_peak_bytes, step.baseline_seconds, baseline)]
     for kept in dict.fromkeys(c.choice.kept(c.chain) for c in _front(candidates)):
         schedule = from_kept(step, kept)
         timeline = simulate(step, schedule)
-        tried.append(_Tried(timeline.peak_bytes, timeline.seconds, schedule))
+        tried.append(Tried(timeline.peak_bytes, timeline.seconds, schedule))
     chosen = pick(tried, budget_bytes)
     return plan_or_raise(
         step, chosen.schedule, planner=planner, budget_bytes=budget_bytes
@@ -230,13 +230,15 @@ def best_plan(
 
 
 @dataclass(frozen=True, slots=True)
-class _Tried:
+class Tried:
+    """A schedule and what simulating it said."""
+
     peak_bytes: int
     seconds: float
     schedule: Schedule
 
 
-def pick(tried: Sequence[_Tried], budget_bytes: int | None) -> _Tried:
+def pick(tried: Sequence[Tried], budget_bytes: int | None) -> Tried:
     """The fastest that fits, or that of least peak if none does or none need."""
     if budget_bytes is not None:
         fits = [t for t in tried if t.peak_bytes <= budget_bytes]
