@@ -24,6 +24,12 @@ _EXPORTS = {
     "Free": "_plan",
     "Timeline": "_simulate",
     "simulate": "_simulate",
+    "report": "_report",
+    "Report": "_report",
+    "Reference": "_report",
+    "diff": "_diff",
+    "Diff": "_diff",
+    "export": "_report._export",
     "LowtideError": "errors",
     "BudgetTooSmallError": "errors",
     "BudgetFormatError": "errors",
@@ -38,6 +44,8 @@ _EXPORTS = {
 _MODULES = ("chains", "planners", "errors", "models", "backend")
 
 if TYPE_CHECKING:
+    from lowtide._diff import Diff as Diff
+    from lowtide._diff import diff as diff
     from lowtide._graph import Op as Op
     from lowtide._graph import StepGraph as StepGraph
     from lowtide._graph import Storage as Storage
@@ -45,6 +53,10 @@ if TYPE_CHECKING:
     from lowtide._plan import Plan as Plan
     from lowtide._plan import Proof as Proof
     from lowtide._plan import Run as Run
+    from lowtide._report import Reference as Reference
+    from lowtide._report import Report as Report
+    from lowtide._report import report as report
+    from lowtide._report._export import export as export
     from lowtide._simulate import Timeline as Timeline
     from lowtide._simulate import simulate as simulate
 

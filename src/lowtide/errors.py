@@ -303,6 +303,23 @@ class UnsupportedTorchError(LowtideError, RuntimeError):
         )
 
 
+class MissingPackageError(LowtideError, ImportError):
+    """An optional package that is not installed.
+
+    Args:
+        package: The package.
+        purpose: What it is needed for.
+        install: The command that installs it.
+    """
+
+    def __init__(self, package: str, purpose: str, install: str) -> None:
+        self.package = package
+        super().__init__(
+            f"{package} is not installed: {_sentence(purpose)} Install it with "
+            f"`{install}`."
+        )
+
+
 class OutputError(LowtideError, OSError):
     """A file that cannot be written, or that exists and may not be replaced.
 

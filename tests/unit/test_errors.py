@@ -107,6 +107,17 @@ EXAMPLES = [
         ],
     ),
     (
+        errors.MissingPackageError(
+            "matplotlib", "pictures are drawn with it", "pip install lowtide[plot]"
+        ),
+        ImportError,
+        [
+            "matplotlib is not installed: ",
+            "pictures are drawn with it.",
+            "`pip install lowtide[plot]`.",
+        ],
+    ),
+    (
         errors.OutputError("out.html", "the file exists", "Pass force=True"),
         OSError,
         ["cannot write out.html: ", "the file exists.", "Pass force=True."],

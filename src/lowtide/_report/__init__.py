@@ -65,7 +65,8 @@ class Report:
         The file is complete or not there at all.
 
         Raises:
-            OutputError: if the file exists and `force` is not set, or cannot be written.
+            OutputError: if the file exists and `force` is not set, or if writing
+                fails.
         """
         suffix = Path(path).suffix.lower()
         if suffix in (".html", ".htm"):

@@ -9,7 +9,7 @@ from lowtide._format import format_bytes
 from lowtide._graph import StepGraph
 from lowtide._plan import Plan
 from lowtide._report import _tables
-from lowtide._report._data import card, ops_of, head
+from lowtide._report._data import card, head, ops_of
 from lowtide._report._tide import FULL_LIMIT, KIND_NAMES, outline, tide
 from lowtide._report._walk import Walk
 from lowtide._schedule import with_frees

@@ -364,7 +364,7 @@ def _notes(inputs: Inputs, step: StepGraph, walk: Walk) -> list[dict[str, str]]:
             {
                 "kind": "drawing",
                 "text": f"Of {len(walk.ops)} runs the chart shows {FULL_LIMIT}: the "
-                "highest and the lowest moment of each stretch. The peak is among them.",
+                "highest and the lowest moment of each stretch, so the peak is there.",
             }
         )
     return notes

@@ -99,7 +99,7 @@ def measured_line(inputs: Inputs, walk: Walk) -> dict[str, Any] | None:
     """
     planned = inputs.measured.get("planned", inputs.measured.get("baseline"))
     timeline: Any = getattr(planned, "timeline", None)
-    if not timeline:
+    if planned is None or not timeline:
         return None
     count = len(timeline)
     if isinstance(timeline[0], int | float):

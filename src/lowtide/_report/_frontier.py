@@ -67,7 +67,7 @@ def _as_point(plan: Plan) -> Point:
 
 
 def bound(points: list[Point]) -> list[dict[str, float]]:
-    """The least overhead proven for each peak: corners of a staircase, rising leftwards.
+    """The least overhead proven for each peak: a staircase that rises to the left.
 
     A bound proven for one budget holds for every smaller one, since whatever fits the
     smaller fits the larger.

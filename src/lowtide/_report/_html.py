@@ -115,6 +115,7 @@ def _command(command: str) -> str:
 
 def _card(card: dict[str, Any]) -> str:
     number, is_word = card["number"], card["number"] is None
+    value, detail = (_held(html.escape(card[key])) for key in ("value", "detail"))
     exact = ""
     if isinstance(number, int) and number >= 1024:
         exact = f'<div class="exact">{number:,} bytes</div>'.replace(",", "\u202f")
@@ -122,8 +123,8 @@ def _card(card: dict[str, Any]) -> str:
     return (
         f'<div class="card" id="card-{html.escape(card["id"])}"{attribute}>'
         f"<h3>{html.escape(card['label'])}</h3>"
-        f'<div class="value{" word" * is_word}">{_held(html.escape(card["value"]))}</div>'
-        f'<div class="detail">{_held(html.escape(card["detail"]))}</div>{exact}</div>'
+        f'<div class="value{" word" * is_word}">{value}</div>'
+        f'<div class="detail">{detail}</div>{exact}</div>'
     )
 
 

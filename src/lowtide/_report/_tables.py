@@ -180,17 +180,18 @@ def at_peak(walk: Walk) -> dict[str, Any]:
         for s, bars in walk.bars.items()
         if any(b.again and b.first <= run <= b.last for b in bars)
     }
+    readers = _first_readers(step)
     groups: dict[tuple[Any, ...], list[int]] = defaultdict(list)
     for s in alive:
         if step.sizes[s] == 0:
             continue
         op, storage = maker(step, s), step.storages[s]
+        place = _place(step, s, readers)
         kind = "recomputed" if s in again and storage.kind == "activation" else ""
-        place = storage.name if op is None else op.module
         target = "" if op is None else short_target(op.target)
         key = (pattern_of(place), target, step.sizes[s], kind or storage.kind)
         groups[key].append(s)
-    rows = [_peak_row(step, key, found) for key, found in groups.items()]
+    rows = [_peak_row(step, key, found, readers) for key, found in groups.items()]
     if moment_bytes:
         rows.append(
             {
@@ -212,16 +213,29 @@ def at_peak(walk: Walk) -> dict[str, Any]:
     }
 
 
+def _first_readers(step: StepGraph) -> dict[int, str]:
+    """For each storage, the module of the first op that reads it."""
+    found: dict[int, str] = {}
+    for number in step.baseline:
+        for s in step.ops[number].reads:
+            found.setdefault(s, step.ops[number].module)
+    return found
+
+
+def _place(step: StepGraph, storage: int, readers: dict[int, str]) -> str:
+    """Where a storage belongs: the module that makes it, or that reads it first."""
+    op, record = maker(step, storage), step.storages[storage]
+    if op is not None:
+        return op.module
+    return record.name if "." in record.name else readers.get(storage) or record.name
+
+
 def _peak_row(
-    step: StepGraph, key: tuple[Any, ...], found: list[int]
+    step: StepGraph, key: tuple[Any, ...], found: list[int], readers: dict[int, str]
 ) -> dict[str, Any]:
     _, target, nbytes, kind = key
-    makers = [maker(step, s) for s in sorted(found)]
-    names = [
-        step.storages[s].name if op is None else op.module
-        for s, op in zip(sorted(found), makers, strict=True)
-    ]
-    first = makers[0]
+    first = maker(step, min(found))
+    names = [_place(step, s, readers) for s in sorted(found)]
     return {
         "label": collapse(names) or step.storages[found[0]].name,
         "made_by": target,

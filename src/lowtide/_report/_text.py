@@ -40,14 +40,20 @@ def render_text(
         emoji=False,
         legacy_windows=False,
     )
-    page = _Page(console, _blocks_for(out))
+    with console.capture() as capture:
+        _write(data, _Page(console, _blocks_for(out)))
+    # Tables pad their last column; a text that is kept in a file should not.
+    out.writelines(f"{line.rstrip()}\n" for line in capture.get().splitlines())
+
+
+def _write(data: dict[str, Any], page: _Page) -> None:
     page.heading(data["title"])
     page.line(data["headline"])
     page.blank()
     page.cards(data["cards"])
     if data["command"]:
         page.blank()
-        page.pairs([("again with", data["command"], "")])
+        page.pairs([("made by", data["command"], "")])
     if data["tides"]:
         page.tide(data["tides"][0])
     if data.get("diff"):
@@ -189,16 +195,15 @@ class _Page:
         )
         rows = [
             (
-                r["label"],
-                r["made_by"],
-                KIND_NAMES.get(r["kind"], r["kind"]),
+                _storage_name(r),
+                KIND_NAMES.get(str(r["kind"]), ""),
                 f"x{r['num_storages']}" if r["num_storages"] > 1 else "",
                 format_bytes(r["bytes"]),
                 format_percent(r["bytes"] / max(1, peak["bytes"])),
             )
             for r in peak["rows"][:ROWS]
         ]
-        self.table(("storage", "<made by", "<kind", "", "bytes", "share"), rows)
+        self.table(("storage", "<kind", "", "bytes", "share"), rows)
         self.more(len(peak["rows"]))
 
     def fidelity(self, fidelity: dict[str, Any]) -> None:
@@ -234,8 +239,16 @@ class _Page:
 
     def notes(self, notes: Sequence[dict[str, str]]) -> None:
         self.title("Notes")
+        table = Table(box=None, show_header=False, padding=(0, 1, 0, 0))
         for note in notes:
-            self.line(f"- {note['text']}")
+            table.add_row(Text("-"), Text(plain(note["text"])))
+        self.console.print(table)
+
+
+def _storage_name(row: dict[str, Any]) -> str:
+    """The module, and the op in it that makes the storage unless it is named alike."""
+    said = not row["made_by"] or row["label"].startswith(row["made_by"])
+    return row["label"] if said else f"{row['label']} {row['made_by']}"
 
 
 def _quantity(value: float, unit: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from lowtide._report._sampling import keep_extremes
 from lowtide._report._walk import Walk, places_in
 
-KIND_NAMES = {
+KIND_NAMES: dict[str, str] = {
     "parameter": "parameters",
     "buffer": "buffers",
     "optimizer_state": "optimizer state",

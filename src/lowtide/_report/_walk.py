@@ -16,7 +16,7 @@ from functools import cached_property
 
 from lowtide._graph import StepGraph
 from lowtide._plan import Item, Run
-from lowtide._simulate import live_by_kind, simulate
+from lowtide._simulate import Timeline, live_by_kind, simulate
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Walk:
         return [live[i] for i in self.positions]
 
     @cached_property
-    def _timeline(self):  # noqa: ANN202 - the simulator's own record
+    def _timeline(self) -> Timeline:
         return simulate(self.step, self.items)
 
     @property
