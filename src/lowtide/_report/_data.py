@@ -299,7 +299,7 @@ def _gap_card(plan: Plan) -> dict[str, Any]:
     proof = plan.proof
     value = "optimal" if proof.gap <= 0 else f"<= {format_percent(proof.gap)}"
     extra = format_percent(max(0.0, _bound_overhead(plan)), signed=True)
-    return card("gap", "Gap", value, f"no plan is below {extra}", number=proof.gap)
+    return card("gap", "Gap", value, f"proven: at least {extra}", number=proof.gap)
 
 
 def _bound_overhead(plan: Plan) -> float:

@@ -75,7 +75,14 @@ def chrome_trace(step: StepGraph, plan: Plan) -> str:
         "budget_bytes": plan.budget_bytes,
         "peak_bytes": plan.peak_bytes,
     }
-    whole = {"displayTimeUnit": "ms", "otherData": meta, "traceEvents": events}
+    # torch's own readers look for the first two keys.
+    whole = {
+        "schemaVersion": 1,
+        "deviceProperties": [],
+        "displayTimeUnit": "ms",
+        "otherData": meta,
+        "traceEvents": events,
+    }
     return json.dumps(whole, separators=(",", ":"))
 
 

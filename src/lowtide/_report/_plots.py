@@ -26,6 +26,18 @@ COLORS = {
 }
 INK, SOFT, WARN = "#10303d", "#557280", "#cf5a3f"
 CYCLE = "#0b7a87 #d9822b #5f6fb0 #4f9d69 #b0596f #7a8b99 #8f6fb3 #a68a3c".split()
+STYLE = {
+    "font.size": 9,
+    "axes.edgecolor": SOFT,
+    "axes.labelcolor": INK,
+    "xtick.color": SOFT,
+    "ytick.color": SOFT,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "svg.hashsalt": "lowtide",
+    # Names come from models: a dollar sign in them is a dollar sign.
+    "text.parse_math": False,
+}
 MARKS = "os^D"
 FORMATS = ("svg", "png", "pdf")
 
@@ -44,10 +56,10 @@ def save_plots(
     written: list[Path] = []
     for name in available(data):
         picture = io.BytesIO()
-        figure = draw(data, name)
-        # Without a date, equal reports give equal files.
+        # Without a date and random ids, equal reports give equal files.
         stamp = {"Date": None} if form == "svg" else {}
-        figure.savefig(picture, format=form, dpi=200, metadata=stamp)
+        with _matplotlib().rc_context(STYLE):
+            draw(data, name).savefig(picture, format=form, dpi=200, metadata=stamp)
         written.append(
             write_whole(folder / f"{name}.{form}", picture.getvalue(), force=force)
         )
@@ -61,20 +73,7 @@ def available(data: dict[str, Any]) -> list[str]:
 
 def draw(data: dict[str, Any], name: str) -> Any:
     """One chart as a matplotlib `Figure`."""
-    matplotlib = _matplotlib()
-    style = {
-        "font.size": 9,
-        "axes.edgecolor": SOFT,
-        "axes.labelcolor": INK,
-        "xtick.color": SOFT,
-        "ytick.color": SOFT,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "svg.hashsalt": "lowtide",
-        # Names come from models: a dollar sign in them is a dollar sign.
-        "text.parse_math": False,
-    }
-    with matplotlib.rc_context(style):
+    with _matplotlib().rc_context(STYLE):
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(7.2, 3.6), layout="constrained")

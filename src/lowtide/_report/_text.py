@@ -168,7 +168,7 @@ class _Page:
             (
                 m["label"],
                 f"x{m['num_modules']}" if m["num_modules"] > 1 else "",
-                format_bytes(m["kept_bytes"]),
+                format_bytes(m["kept_bytes"]) if m["kept_bytes"] else "",
                 format_bytes(m["recomputed_bytes"]) if m["recomputed_bytes"] else "",
                 format_seconds(m["recompute_seconds"])
                 if m["recompute_seconds"]

@@ -1,0 +1,284 @@
+"""The data of a report: every number is the plan's, to the byte."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import lowtide
+from lowtide import StepGraph, planners, simulate
+from lowtide._names import collapse, pattern_of
+from lowtide._report._frontier import bound
+from lowtide._report._inputs import Point
+from lowtide._report._sampling import highest_of_each, keep_extremes
+from lowtide._report._walk import Walk
+from lowtide._schedule import make_plan, with_frees
+from lowtide.errors import InvalidArgumentError, OutputError, PlanMismatchError
+from tests.graphs import GRAPHS
+from tests.report_steps import (
+    BATCHES,
+    SMALL,
+    dropping,
+    everything,
+    frontier,
+    gpt,
+    measured,
+)
+
+
+def cards(data):
+    return {card["id"]: card["number"] for card in data["cards"]}
+
+
+@pytest.fixture(scope="module")
+def whole():
+    step = gpt(3)
+    things = everything(step)
+    return step, things[1], lowtide.report(*things).to_dict()
+
+
+def test_cards_are_the_plans_numbers(whole):
+    step, plan, data = whole
+    found = cards(data)
+    assert found["budget"] == plan.budget_bytes
+    assert found["peak"] == plan.peak_bytes
+    assert found["measured"] == plan.peak_bytes + 4096
+    assert found["baseline"] == step.baseline_peak_bytes
+    assert found["overhead"] == plan.overhead
+    assert found["gap"] == plan.proof.gap
+    assert found["resident"] == step.resident_bytes
+
+
+@pytest.mark.parametrize("name", ["keep_all", "recompute_all"])
+@pytest.mark.parametrize("step", GRAPHS, ids=lambda g: g.name)
+def test_charts_and_tables_add_up_to_the_peak(step, name):
+    plan = planners.load(name).plan(step)
+    data = lowtide.report(step, plan).to_dict()
+    tide = data["tides"][0]
+    assert max(tide["live_bytes"]) == tide["peak_bytes"] == plan.peak_bytes
+    columns = zip(*tide["by_kind"].values(), strict=True)
+    assert [sum(column) for column in columns] == tide["live_bytes"]
+    assert tide["live_bytes"][tide["peak_run"]] == plan.peak_bytes
+    assert sum(row["bytes"] for row in data["peak"]["rows"]) == plan.peak_bytes
+    assert tide["seconds"] == plan.seconds
+    if tide["outline"]:
+        assert max(tide["outline"]["live_bytes"]) == step.baseline_peak_bytes
+
+
+@pytest.mark.parametrize("step", GRAPHS, ids=lambda g: g.name)
+def test_modules_hold_what_the_plan_keeps(step):
+    plan = planners.load("recompute_all").plan(step)
+    data = lowtide.report(step, plan).to_dict()
+    kept = sum(step.sizes[s] for s in plan.kept)
+    assert sum(m["kept_bytes"] for m in data["modules"]) == kept
+    extra = sum(m["recompute_seconds"] for m in data["modules"])
+    assert extra == pytest.approx(plan.seconds - plan.baseline_seconds)
+    by_op = sum(r["seconds"] for r in data["recompute_by_op"])
+    assert by_op == pytest.approx(extra)
+
+
+def test_the_small_step_by_hand():
+    step = StepGraph.from_text(SMALL)
+    data = lowtide.report(step).to_dict()
+    assert cards(data)["baseline"] == 112
+    # Residents and outputs (x, c, da) are left out: a 16 + b 40 + d 4 + db 40.
+    assert cards(data)["within"] == 100
+    assert data["peak"]["op"] == 4
+    assert [r["bytes"] for r in data["peak"]["rows"]] == [40, 40, 16, 8, 4, 4]
+    assert [(b["phase"], b["first_run"]) for b in data["tides"][0]["bands"]] == [
+        ("forward", 0),
+        ("backward", 3),
+    ]
+    plan = planners.load("recompute_all").plan(step)
+    tide = lowtide.report(step, plan).to_dict()["tides"][0]
+    # f, g, h, turn, then f and g again for hb, and gb.
+    assert tide["again"] == [0, 0, 0, 0, 1, 1, 0, 0]
+    # The baseline's hb and gb stand beside the plan's.
+    assert tide["outline"]["run"] == [0, 1, 2, 3, 6, 7]
+
+
+def test_lifetimes_have_gaps_and_second_bars():
+    step = StepGraph.from_text(SMALL)
+    plan = planners.load("recompute_all").plan(step)
+    rows = {r["name"]: r for r in lowtide.report(step, plan).to_dict()["lifetimes"]}
+    bars = [(b["first_run"], b["end_run"], b["again"]) for b in rows["b"]["bars"]]
+    assert bars == [(1, 3, False), (5, 7, True)]
+    assert rows["b"]["bars"][1]["start_seconds"] == 4.0
+
+
+def test_equal_layers_are_one_row():
+    labels = [m["label"] for m in lowtide.report(gpt(3)).to_dict()["modules"]]
+    assert "layers.0-2.attn" in labels
+    assert collapse(["a.0.b", "a.1.b", "a.2.b", "a.7.b"]) == "a.0-2,7.b"
+    assert collapse(["a.0.b.0", "a.0.b.1", "a.1.b.0"]) == "a.0-1.b.*"
+    assert collapse(["a.0.b.0", "a.0.b.1", "a.1.b.0", "a.1.b.1"]) == "a.0-1.b.0-1"
+    assert pattern_of("layer1.10.conv") == "layer1.*.conv"
+
+
+@given(st.lists(st.integers(0, 100), min_size=1, max_size=400), st.integers(4, 60))
+def test_downsampling_never_loses_the_peak(values, limit):
+    kept = keep_extremes(values, limit)
+    assert kept == sorted(set(kept))
+    assert len(kept) <= max(limit, len(values) if len(values) <= limit else limit + 2)
+    assert values.index(max(values)) in kept
+    assert min(values[i] for i in kept) == min(values)
+    assert max(highest_of_each(values, limit)) == max(values)
+
+
+def test_a_long_step_is_sampled_with_its_peak(monkeypatch):
+    from lowtide._report import _data
+
+    monkeypatch.setattr(_data, "FULL_LIMIT", 50)
+    step = gpt(3)
+    plan = dropping(step, 0.6)
+    data = lowtide.report(step, plan).to_dict()
+    tide = data["tides"][0]
+    assert len(tide["run"]) < 60 < tide["num_runs"]
+    assert max(tide["live_bytes"]) == plan.peak_bytes
+    assert tide["run"][tide["live_bytes"].index(plan.peak_bytes)] == tide["peak_run"]
+    assert any("50" in note["text"] for note in data["notes"])
+
+
+def test_every_point_of_a_frontier_has_its_tide(whole):
+    step, _, data = whole
+    points = data["frontier"]["points"]
+    assert {p["planner"] for p in points} == {"auto", "dtr"}
+    assert sum(p["is_shown"] for p in points) == 1
+    for point in points:
+        assert data["tides"][point["tide"]]["peak_bytes"] == point["peak_bytes"]
+    assert data["frontier"]["bound_bytes"] == step.resident_bytes
+
+
+def test_a_bound_holds_for_every_smaller_budget():
+    step = gpt(1)
+    plan = make_plan(step, with_frees(step, step.baseline), planner="auto")
+
+    def point(budget, seconds):
+        from dataclasses import replace
+
+        proof = replace(plan.proof, bound_seconds=seconds * plan.baseline_seconds)
+        made = replace(plan, budget_bytes=budget, proof=proof)
+        return Point("auto", budget, budget, 0.0, 0.0, made)
+
+    corners = bound([point(10, 1.1), point(20, 1.25), point(30, 1.0), point(5, 1.3)])
+    found = [(c["budget_bytes"], round(c["overhead"], 6)) for c in corners]
+    assert found == [(20, 0.25), (5, 0.3)]
+
+
+def test_measured_and_predicted_stand_side_by_side(whole):
+    _, plan, data = whole
+    peak, time = data["fidelity"]["rows"]
+    assert (peak["predicted"], peak["measured"]) == (
+        plan.peak_bytes,
+        plan.peak_bytes + 4096,
+    )
+    assert time["difference"] == pytest.approx(0.02)
+    assert max(data["measured"]["live_bytes"]) == plan.peak_bytes + 4096
+    assert [c["name"] for c in data["fidelity"]["checks"]] == [
+        "loss",
+        "gradients",
+        "buffers",
+        "random generator",
+    ]
+    assert data["batch"][3]["baseline_peak_bytes"] is None
+    assert len(data["batch"]) == len(BATCHES)
+
+
+def test_a_timeline_in_seconds_is_laid_over_the_runs():
+    step = StepGraph.from_text(SMALL)
+    plan = planners.load("keep_all").plan(step)
+    from dataclasses import replace
+
+    timed = replace(measured(step, plan), timeline=((5.0, 10), (8.0, 30), (11.0, 20)))
+    line = lowtide.report(step, plan, timed).to_dict()["measured"]
+    # The step takes 6 s: half of the measured time is 3 s, when hb starts (run 4,
+    # after the turn that takes none).
+    assert line["start_seconds"] == [0.0, 3.0, 6.0]
+    assert line["run"] == [0, 4, 5]
+
+
+def test_data_is_plain():
+    data = lowtide.report(*everything(gpt(2))).to_dict()
+    assert json.loads(json.dumps(data)) == data
+
+
+def test_a_plan_alone_still_makes_a_report():
+    plan = dropping(gpt(2), 0.5)
+    data = lowtide.report(plan).to_dict()
+    assert cards(data)["peak"] == plan.peak_bytes
+    assert data["tides"] == []
+    assert "step of this plan was not given" in data["notes"][-1]["text"]
+
+
+def test_what_cannot_be_shown_is_refused():
+    with pytest.raises(InvalidArgumentError, match="neither a step nor a plan"):
+        lowtide.report()
+    with pytest.raises(InvalidArgumentError, match=r"report\(float\)"):
+        lowtide.report(gpt(1), 3.5)
+    with pytest.raises(PlanMismatchError):
+        lowtide.report(gpt(1), dropping(gpt(2), 0.5))
+    with pytest.raises(InvalidArgumentError, match="compare them with"):
+        lowtide.report(gpt(1), gpt(2))
+
+
+def test_a_frontier_alone_shows_its_knee():
+    step = gpt(2)
+    points = frontier(step).points
+    data = lowtide.report(step, frontier(step)).to_dict()
+    cheap = [p.peak_bytes for p in points if p.overhead <= 0.1]
+    assert cards(data)["peak"] == min(cheap)
+
+
+def test_saving_is_all_or_nothing(tmp_path):
+    made = lowtide.report(gpt(1))
+    path = tmp_path / "r.html"
+    assert made.save(path) == path
+    before = path.read_text()
+    with pytest.raises(OutputError, match=r"r\.html: the file exists.*force"):
+        made.save(path)
+    assert made.save(path, force=True).read_text() == before
+    with pytest.raises(OutputError, match="No such file or directory"):
+        made.save(tmp_path / "missing" / "r.html")
+    with pytest.raises(OutputError, match="it is a folder"):
+        made.save(_folder(tmp_path / "f.html"))
+    with pytest.raises(InvalidArgumentError, match=r"\.html, \.json or \.txt"):
+        made.save(tmp_path / "r.pdf")
+    assert json.loads(made.save(tmp_path / "r.json").read_text()) == made.to_dict()
+    assert made.save(tmp_path / "r.txt").read_text() == f"{made}\n"
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "f.html",
+        "r.html",
+        "r.json",
+        "r.txt",
+    ]
+
+
+def _folder(path):
+    path.mkdir()
+    return path
+
+
+def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "r.html"
+    path.write_text("old")
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("lowtide._report._files.os.fsync", full)
+    with pytest.raises(OutputError, match="No space left on device"):
+        lowtide.report(gpt(1)).save(path, force=True)
+    assert path.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["r.html"]
+
+
+@pytest.mark.parametrize("step", GRAPHS, ids=lambda g: g.name)
+def test_walks_agree_with_the_simulator(step):
+    plan = planners.load("recompute_all").plan(step)
+    walk = Walk(step, plan.schedule)
+    timeline = simulate(step, plan.schedule)
+    assert max(walk.live_bytes) == walk.peak_bytes == timeline.peak_bytes
+    assert walk.positions[walk.peak_run] == timeline.peak_index
+    alive, moment = walk.alive_at(walk.peak_run)
+    assert sum(step.sizes[s] for s in alive) + moment == timeline.peak_bytes
