@@ -42,6 +42,10 @@ class Effort:
         """Seconds since the search began."""
         return self._clock() - self.started
 
+    def seconds_left(self) -> float:
+        """Seconds to the deadline."""
+        return max(0.0, self._deadline - self._clock())
+
     def share(self, fraction: float) -> float:
         """The unit count at which this fraction of the whole effort is spent."""
         return self.limit_units * fraction

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from lowtide.planners.auto._bound import must_run
 from lowtide.planners.auto._draft import Draft
 from lowtide.planners.auto._effort import Effort
 from lowtide.planners.auto._greedy import Options, lower
@@ -18,25 +19,10 @@ def peak_bound_bytes(problem: Problem) -> float:
     size, held = problem.size, problem.held
     end = sum(b for b, is_held in zip(size, held, strict=True) if is_held)
     most = end
-    for op in problem.step.ops:
-        if not op.standby and problem.once[op.id] and not op.writes and not op.reads:
-            continue
-        if op.standby or not _must_run(problem, op.id):
-            continue
-        used = set(problem.reads[op.id])
-        need = sum(size[s] for s in used) + float(problem.write_bytes[op.id])
-        most = max(most, need)
+    for number in sorted(must_run(problem)):
+        need = sum(size[s] for s in problem.reads[number])
+        most = max(most, need + float(problem.write_bytes[number]))
     return problem.resident_bytes + most
-
-
-def _must_run(problem: Problem, number: int) -> bool:
-    """Whether every schedule runs this op: for its effect, or as only maker."""
-    if problem.once[number]:
-        return True
-    producers = problem.step.producers
-    return any(
-        problem.held[s] and len(producers[s]) == 1 for s in problem.writes[number]
-    )
 
 
 def sink(

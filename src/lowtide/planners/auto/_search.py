@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 
 from lowtide._graph import StepGraph
 from lowtide._plan import Plan, Proof
 from lowtide._schedule import blame, make_plan, with_frees
 from lowtide.errors import BudgetTooSmallError, LowtideError
+from lowtide.planners.auto._bound import ancestors, bound_seconds, must_run
 from lowtide.planners.auto._draft import Draft
 from lowtide.planners.auto._effort import Effort
 from lowtide.planners.auto._floor import peak_bound_bytes, sink
 from lowtide.planners.auto._greedy import lower
+from lowtide.planners.auto._guide import guided
 from lowtide.planners.auto._improve import improve
 from lowtide.planners.auto._keep import raise_up
 from lowtide.planners.auto._problem import Problem
@@ -21,6 +24,10 @@ log = logging.getLogger("lowtide.plan")
 # Budgets, as shares of the span above residents, from which plans are raised again: the
 # detour through a lower peak often ends in a faster plan.
 DETOURS = (1.0, 0.97, 0.93, 0.88, 0.8)
+# The same for the linear program: what happens between its moments needs room too.
+HEADROOMS = (1.0, 0.97, 0.93, 0.87, 0.8)
+BOUNDED_OPS = 6_000
+GUIDED_OPS = 30_000
 # Other planners as starts: work units per op that each may cost, and the largest step
 # on which that is worth it. A planner of another package counts as `_UNKNOWN`.
 _STARTS = {
@@ -49,6 +56,7 @@ class Search:
         self.base = Draft(self.problem, self.problem.baseline)
         self.drafts: list[Draft] = []
         self.history: list[tuple[float, float]] = []
+        self.moments: Counter[int] = Counter()
         self.budget = 0.0
         self.offer(self.base)
 
@@ -104,6 +112,7 @@ class Search:
     def _search(self, budget_bytes: int) -> None:
         if self.base.peak_bytes <= self.budget:
             return
+        self.guide()
         self.greedy()
         self.others(budget_bytes)
         if self.best() is None:
@@ -115,6 +124,32 @@ class Search:
         best = self.best()
         assert best is not None
         improve(best, self.budget, self.effort, offer=self.offer)
+
+    def guide(self) -> None:
+        """Start from what a linear program would hold at the turn and at the peaks."""
+        if self.step.turn < 0 or len(self.step.ops) > GUIDED_OPS:
+            return
+        span = self.budget - self.problem.resident_bytes
+        for share in HEADROOMS:
+            found: list[Draft] = []
+            target = self.problem.resident_bytes + share * span
+            moments = guided(
+                self.problem,
+                target,
+                self.effort,
+                offer=found.append,
+                first_moment=self.step.turn,
+            )
+            self.moments.update(moments)
+            for draft in found:
+                self.settle(draft)
+
+    def settle(self, draft: Draft) -> None:
+        """Make a draft fit, use all of the budget, and offer it."""
+        draft = lower(draft, self.budget, self.effort)
+        self.offer(draft)
+        if draft.peak_bytes <= self.budget:
+            self.offer(raise_up(draft, self.budget, self.effort))
 
     def greedy(self) -> None:
         """Evict from the baseline, straight to the budget and by way of lower ones."""
@@ -153,9 +188,34 @@ class Search:
                 continue
             self.offer(Draft(self.problem, found.ops))
 
+    def bound(self, budget: int | None) -> float:
+        """Seconds that no schedule within the budget can go below."""
+        needed = sum(self.problem.seconds[i] for i in sorted(must_run(self.problem)))
+        if budget is None or self.step.turn < 0 or self.base.peak_bytes <= budget:
+            return needed
+        if len(self.step.ops) > BOUNDED_OPS:
+            return needed
+        chains = self._chains()
+        found = bound_seconds(self.problem, float(budget), chains, time_limit=3.0)
+        return max(needed, found)
+
+    def _chains(self) -> list[list[int]]:
+        """Moments for the bound: the turn, the peaks, and the turn with each peak."""
+        turn, must = self.step.turn, must_run(self.problem)
+        chains = [[turn]]
+        for number, _ in self.moments.most_common(6):
+            if number == turn or number not in must:
+                continue
+            chains.append([number])
+            if turn in ancestors(self.problem, number):
+                chains.append([turn, number])
+            elif number in ancestors(self.problem, turn):
+                chains.append([number, turn])
+        return chains
+
     def _plan(self, draft: Draft, budget: int | None, stopped: str) -> Plan:
         schedule = with_frees(self.step, draft.ops)
-        bound = min(self.base.seconds, draft.seconds)
+        bound = min(self.bound(budget), draft.seconds)
         proof = Proof(
             bound_seconds=bound,
             gap=_gap(bound, draft.seconds),
