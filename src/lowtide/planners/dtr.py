@@ -1,0 +1,306 @@
+"""Dynamic tensor rematerialization: the online rule, run ahead of time.
+
+Problem: keep a step under a limit without knowing what comes next.
+
+Idea:
+
+1. Run the step op by op. If the next op does not fit, evict storages until it does.
+2. Evict the one with the lowest h = seconds / (bytes * staleness): cheap to make again,
+   large, and not used for long.
+3. Its seconds are its own and those of its evicted neighbourhood, which would have to
+   be made again with it or for it. Neighbourhoods are kept as classes in a union-find
+   structure: joined when storages are evicted, reduced when they are made again, never
+   split (the paper's h_DTR_eq). `heuristic="local"` counts its own seconds only.
+4. An op that reads an evicted storage first runs that storage's op, and so on; what is
+   held for an op in progress is not evicted.
+5. What the step itself has no more use for is evicted at once, but may be made again if
+   a recomputation needs it. What cannot be made again is held while anything might.
+
+The sequence of ops that results is the plan; freeing each storage after its last use
+can only lower the peak further. Without a budget the least limit at which the rule
+succeeds is searched for by bisection, to a thousandth of the baseline's peak; success
+need not be monotone in the limit, so a plan found there also answers larger budgets at
+which the rule itself fails.
+
+Reference: M. Kirisame, S. Lyubomirsky, A. Haan, J. Brennan, M. He, J. Roesch, T. Chen,
+Z. Tatlock, Dynamic tensor rematerialization, ICLR 2021 (arXiv 2006.09616).
+
+Complexity: each eviction looks at every storage alive: O(evictions * alive storages). A
+run that needs more than five times the baseline's ops or seconds counts as thrashing
+and fails.
+
+Loses by not looking ahead: it evicts what is needed next as gladly as what is needed
+last, and near its floor recomputes the same storages many times.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from lowtide._graph import StepGraph
+from lowtide._plan import Plan, Schedule
+from lowtide._schedule import make_plan, plan_or_raise, with_frees
+from lowtide._simulate import simulate
+
+Heuristic = Literal["eq", "local"]
+
+_THRASHING = 5  # times the ops or the seconds of the baseline
+_TINY = 1e-12
+
+
+def plan(
+    step: StepGraph,
+    budget_bytes: int | None = None,
+    *,
+    time_limit: float = 10.0,
+    heuristic: Heuristic = "eq",
+) -> Plan:
+    """The plan of the rule under this limit, or under the least one that works."""
+    del time_limit
+    facts = _Facts(step)
+    if budget_bytes is not None:
+        sequence = _Cache(facts, budget_bytes, heuristic).run()
+        if sequence is not None:
+            return make_plan(
+                step,
+                with_frees(step, sequence),
+                planner="dtr",
+                budget_bytes=budget_bytes,
+            )
+    found = _search(facts, heuristic)
+    lowest = min(found, key=lambda f: (f[0], f[1]))
+    fitting = [f for f in found if budget_bytes is not None and f[0] <= budget_bytes]
+    chosen = min(fitting, key=lambda f: (f[1], f[0]), default=lowest)
+    return plan_or_raise(step, chosen[2], planner="dtr", budget_bytes=budget_bytes)
+
+
+def _search(facts: _Facts, heuristic: Heuristic) -> list[tuple[int, float, Schedule]]:
+    """Peak, seconds and schedule of every run that worked, by bisecting the limit."""
+    step = facts.step
+    high = step.baseline_peak_bytes
+    low = max((facts.least_bytes(i) for i in step.baseline), default=high) - 1
+    found = [(high, step.baseline_seconds, with_frees(step, step.baseline))]
+    while high - low > max(1, step.baseline_peak_bytes >> 10):
+        middle = (low + high) // 2
+        sequence = _Cache(facts, middle, heuristic).run()
+        if sequence is None:
+            low = middle
+        else:
+            schedule = with_frees(step, sequence)
+            timeline = simulate(step, schedule)
+            found.append((timeline.peak_bytes, timeline.seconds, schedule))
+            high = min(middle, timeline.peak_bytes)
+    return found
+
+
+class _Facts:
+    """What does not change from run to run."""
+
+    def __init__(self, step: StepGraph) -> None:
+        self.step = step
+        count = len(step.storages)
+        self.remaker = step.remakers
+        self.seconds = [step.ops[i].seconds if i >= 0 else 0.0 for i in self.remaker]
+        self.held = [s.resident for s in step.storages]
+        for s in step.outputs:
+            self.held[s] = True
+        # Storages from which each can be made, and those that can be made from it.
+        self.parents: list[list[int]] = [[] for _ in range(count)]
+        self.children: list[list[int]] = [[] for _ in range(count)]
+        for s, number in enumerate(self.remaker):
+            if number >= 0:
+                for r in step.ops[number].reads:
+                    if not self.held[r]:
+                        self.parents[s].append(r)
+                        self.children[r].append(s)
+        self.last_use = [-1] * count
+        readers: list[set[int]] = [set() for _ in range(count)]
+        for position, number in enumerate(step.baseline):
+            op = step.ops[number]
+            for s in (*op.reads, *op.writes):
+                self.last_use[s] = position
+            # What an op that opens a region reads is made in the region before.
+            piece = step.regions[op.opens - 1].piece if op.opens > 0 else op.piece
+            for s in op.reads:
+                readers[s].add(piece)
+        for s, children in enumerate(self.children):
+            readers[s].update(step.ops[self.remaker[c]].piece for c in children)
+        # Only ops of one piece can run at a time: what another piece reads is held.
+        self.evictable = [
+            number >= 0
+            and not self.held[s]
+            and step.sizes[s] > 0
+            and readers[s] <= {step.ops[number].piece}
+            for s, number in enumerate(self.remaker)
+        ]
+        self.last_need = self._last_need()
+
+    def _last_need(self) -> list[int]:
+        """The last position at which each is read or something may be made from it."""
+        need = list(self.last_use)
+        for number in sorted(set(self.remaker) - {-1}, reverse=True):
+            op = self.step.ops[number]
+            made = [s for s in op.writes if self.remaker[s] == number]
+            latest = max((need[s] for s in made), default=-1)
+            for s in op.reads:
+                need[s] = max(need[s], latest)
+        return need
+
+    def least_bytes(self, number: int) -> int:
+        """Bytes there must be for this op alone."""
+        op, sizes = self.step.ops[number], self.step.sizes
+        own = {s for s in (*op.reads, *op.writes) if not self.step.storages[s].resident}
+        return self.step.resident_bytes + sum(sizes[s] for s in own) + op.scratch_bytes
+
+
+class _Cache:
+    """One run of the step under a limit."""
+
+    def __init__(self, facts: _Facts, limit: int, heuristic: Heuristic) -> None:
+        self.facts = facts
+        self.step = facts.step
+        self.limit = limit
+        self.classes = _Classes(facts) if heuristic == "eq" else None
+        self.alive = {s: None for s in self.step.resident}
+        self.used = self.step.resident_bytes
+        self.pins = [0] * len(self.step.storages)
+        self.accessed = [0.0] * len(self.step.storages)
+        self.clock = 0.0
+        self.position = 0
+        self.sequence: list[int] = []
+        self.most_ops = _THRASHING * len(self.step.baseline)
+        self.most_seconds = _THRASHING * self.step.baseline_seconds + _TINY
+
+    def run(self) -> list[int] | None:
+        """The ops in the order they ran, or None if the limit was too low."""
+        expiring: dict[int, list[int]] = {}
+        for s, position in enumerate(self.facts.last_need):
+            expiring.setdefault(position, []).append(s)
+        for position, number in enumerate(self.step.baseline):
+            self.position = position
+            if not self._perform(number):
+                return None
+            for s in (*self.step.ops[number].reads, *expiring.get(position, ())):
+                self._drop_if_done(s, position)
+        return self.sequence
+
+    def _perform(self, number: int) -> bool:
+        """Run an op after making what it reads, deepest first."""
+        frames = [(number, iter(self.step.ops[number].reads))]
+        while frames:
+            number, reads = frames[-1]
+            for s in reads:
+                if s not in self.alive:
+                    again = self.facts.remaker[s]
+                    frames.append((again, iter(self.step.ops[again].reads)))
+                    self.pins[s] += 1  # Not alive yet, but held from its making on.
+                    break
+                self.pins[s] += 1
+            else:
+                if not self._execute(number):
+                    return False
+                frames.pop()
+        return True
+
+    def _execute(self, number: int) -> bool:
+        op, sizes = self.step.ops[number], self.step.sizes
+        if len(self.sequence) >= self.most_ops or self.clock > self.most_seconds:
+            return False
+        need = op.scratch_bytes + sum(sizes[s] for s in op.writes)
+        while self.used + need > self.limit:
+            if not self._evict_one():
+                return False
+        self.sequence.append(number)
+        self.clock += op.seconds
+        for s in op.writes:
+            if s not in self.alive:
+                self.alive[s] = None
+                self.used += sizes[s]
+                if self.classes:
+                    self.classes.remade(s)
+        for s in op.reads:
+            self.pins[s] -= 1
+        for s in (*op.reads, *op.writes):
+            self.accessed[s] = self.clock
+            self._drop_if_done(s, self.position - 1)
+        return True
+
+    def _drop_if_done(self, s: int, position: int) -> None:
+        """Evict a storage for which there is no use after this position."""
+        facts = self.facts
+        if s not in self.alive or self.pins[s] or facts.held[s]:
+            return
+        last = facts.last_use[s] if facts.evictable[s] else facts.last_need[s]
+        if last <= position:
+            self._evict(s)
+
+    def _evict_one(self) -> bool:
+        facts, classes, sizes = self.facts, self.classes, self.step.sizes
+        chosen, lowest = -1, float("inf")
+        for s in self.alive:
+            if self.pins[s] or not facts.evictable[s]:
+                continue
+            weight = sizes[s] * (self.clock - self.accessed[s] + _TINY)
+            score = facts.seconds[s] / weight
+            # The neighbourhood can only raise the score.
+            if classes and score <= lowest:
+                score += classes.neighbourhood_seconds(s) / weight
+            if score < lowest or (score == lowest and s < chosen):
+                chosen, lowest = s, score
+        if chosen < 0:
+            return False
+        self._evict(chosen)
+        return True
+
+    def _evict(self, s: int) -> None:
+        del self.alive[s]
+        self.used -= self.step.sizes[s]
+        if self.classes:
+            self.classes.evicted(s)
+
+
+class _Classes:
+    """Evicted storages that would be made again together, and their seconds."""
+
+    def __init__(self, facts: _Facts) -> None:
+        self.facts = facts
+        self.leader: list[int] = []
+        self.seconds: list[float] = []
+        self.member: list[int] = [-1] * len(facts.remaker)
+
+    def find(self, k: int) -> int:
+        leader = self.leader
+        while leader[k] != k:
+            leader[k] = leader[leader[k]]
+            k = leader[k]
+        return k
+
+    def evicted(self, s: int) -> None:
+        """Join the storage's class with those of its evicted neighbours."""
+        if self.facts.remaker[s] < 0:
+            return
+        root = len(self.leader)
+        self.leader.append(root)
+        self.seconds.append(self.facts.seconds[s])
+        self.member[s] = root
+        for other in self._neighbours(s):
+            found = self.find(other)
+            if found != root:
+                self.leader[found] = root
+                self.seconds[root] += self.seconds[found]
+
+    def remade(self, s: int) -> None:
+        """Take the storage out: its class keeps the rest of the seconds."""
+        if self.member[s] >= 0:
+            self.seconds[self.find(self.member[s])] -= self.facts.seconds[s]
+            self.member[s] = -1
+
+    def neighbourhood_seconds(self, s: int) -> float:
+        """Seconds of all classes that touch this storage."""
+        roots = {self.find(k) for k in self._neighbours(s)}
+        return sum(self.seconds[k] for k in sorted(roots))
+
+    def _neighbours(self, s: int) -> list[int]:
+        member = self.member
+        near = (*self.facts.parents[s], *self.facts.children[s])
+        return [member[r] for r in near if member[r] >= 0]
