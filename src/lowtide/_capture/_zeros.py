@@ -1,0 +1,160 @@
+"""Take out of a joint graph the gradients that will never arrive.
+
+AOTAutograd makes a tangent for every differentiable output. A model that returns its
+loss and its logits is usually differentiated through the loss alone; autograd would then
+fill a logits-sized tangent with zeros and add it to the real gradient. Eager never does,
+so neither do we: the tangent is removed, and with it everything that is zero because of
+it. Only gradients that reach a sum with another one are removed; a graph in which a zero
+would reach anything else is left as it is.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+aten = torch.ops.aten
+
+# For each op that maps a zero gradient to zeros: the places of its gradient arguments.
+_LINEAR: dict[Any, tuple[int, ...]] = {
+    overload: (0,)
+    for packet in (
+        aten.view,
+        aten._unsafe_view,
+        aten.reshape,
+        aten.t,
+        aten.transpose,
+        aten.permute,
+        aten.expand,
+        aten.unsqueeze,
+        aten.squeeze,
+        aten.slice,
+        aten.select,
+        aten.clone,
+        aten.detach,
+        aten.alias,
+        aten._to_copy,
+        aten.neg,
+        aten.sum,
+        aten.slice_backward,
+        aten.select_backward,
+        aten.native_dropout_backward,
+        aten.native_layer_norm_backward,
+        aten.tanh_backward,
+        aten.gelu_backward,
+        aten.silu_backward,
+        aten.threshold_backward,
+        aten._log_softmax_backward_data,
+        aten._softmax_backward_data,
+        aten.embedding_dense_backward,
+    )
+    for overload in (getattr(packet, o) for o in packet.overloads())
+} | {
+    overload: (0, 1)
+    for packet in (aten.mm, aten.bmm, aten.mul)
+    for overload in (getattr(packet, o) for o in packet.overloads())
+}
+_DIVIDE = {getattr(aten.div, o) for o in aten.div.overloads()}
+_ADD = aten.add.Tensor
+
+
+def guess_absent(joint: fx.GraphModule) -> frozenset[int]:
+    """Places of the tangents that a training step usually does not provide.
+
+    Where exactly one differentiable output is a single number, it is taken for the loss
+    and everything else for values that are only looked at.
+    """
+    tangents = _tangents(joint)
+    sizes = [n.meta["val"].numel() for n in tangents]
+    losses = [i for i, size in enumerate(sizes) if size == 1]
+    if len(losses) != 1:
+        return frozenset()
+    return frozenset(i for i in range(len(tangents)) if i not in losses)
+
+
+def without_tangents(
+    joint: fx.GraphModule, absent: frozenset[int]
+) -> fx.GraphModule | None:
+    """A copy of the graph in which these tangents are zero and gone, or `None`.
+
+    The placeholders stay, unused, so that the calling convention is the same.
+    """
+    graph = fx.Graph()
+    values: dict[fx.Node, fx.Node] = {}
+    zero = {n for i, n in enumerate(_tangents(joint)) if i in absent}
+    tangents = set(zero)
+    for node in joint.graph.nodes:
+        if node in tangents or node.op in ("placeholder", "get_attr"):
+            values[node] = graph.node_copy(node)
+            continue
+        if node.op == "output":
+            return _finish(joint, graph, node, values, zero)
+        touched = [a for a in node.all_input_nodes if a in zero]
+        if not touched:
+            values[node] = graph.node_copy(node, values.__getitem__)
+        elif node.target is operator.getitem or _stays_zero(node, zero):
+            zero.add(node)
+        elif node.target is _ADD and (kept := _other_term(node, zero)) is not None:
+            values[node] = values[kept]
+        else:
+            return None
+    raise AssertionError("a graph ends with its output")
+
+
+def _tangents(joint: fx.GraphModule) -> list[fx.Node]:
+    placeholders = joint.graph.find_nodes(op="placeholder")
+    return [n for n in placeholders if n.name.startswith("tangents")]
+
+
+def _stays_zero(node: fx.Node, zero: set[fx.Node]) -> bool:
+    if node.target in _DIVIDE:
+        return node.args[0] in zero
+    places = _LINEAR.get(node.target, ())
+    if any(p < len(node.args) and node.args[p] in zero for p in places):
+        return True
+    return node.target is _ADD and all(a in zero for a in node.args[:2])
+
+
+def _other_term(node: fx.Node, zero: set[fx.Node]) -> fx.Node | None:
+    """The term of a sum that is not zero, if the sum is just that term."""
+    if node.kwargs:
+        return None
+    terms = [a for a in node.args[:2] if isinstance(a, fx.Node) and a not in zero]
+    if len(terms) != 1:
+        return None
+    result, term = node.meta["val"], terms[0].meta["val"]
+    same = (result.shape, result.dtype, result.stride()) == (
+        term.shape,
+        term.dtype,
+        term.stride(),
+    )
+    return terms[0] if same else None
+
+
+def _finish(
+    joint: fx.GraphModule,
+    graph: fx.Graph,
+    output: fx.Node,
+    values: dict[fx.Node, fx.Node],
+    zero: set[fx.Node],
+) -> fx.GraphModule | None:
+    flat = pytree.tree_leaves(output.args[0], is_leaf=lambda x: x is None)
+    if any(n in zero for n in flat if isinstance(n, fx.Node)):
+        return None  # a gradient that is all zeros is still a gradient
+    made = graph.output(fx.map_arg(output.args[0], values.__getitem__))
+    made.meta = dict(output.meta)
+    graph.eliminate_dead_code(is_impure_node=_has_effect)
+    return fx.GraphModule(joint, graph)
+
+
+def _has_effect(node: fx.Node) -> bool:
+    if node.op in ("placeholder", "output"):
+        return True
+    target = node.target
+    return not isinstance(target, torch._ops.OpOverload) or (
+        target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags
+    )
