@@ -122,10 +122,10 @@ def test_a_plan_that_only_the_paper_believes_is_not_returned() -> None:
     believed = 0
     for step in graphs.GRAPHS:
         points = list(mu_two._points(mu_two.Profile(step), "paper"))
-        floor = min(p.timeline.peak_bytes for p in points)
+        floor = min(p.exact.peak_bytes for p in points)
         for point in points:
             budget = point.paper_bytes
-            if floor <= budget < point.timeline.peak_bytes:
+            if floor <= budget < point.exact.peak_bytes:
                 believed += 1
                 assert mu_two.plan(step, budget).peak_bytes <= budget
                 break
@@ -137,7 +137,7 @@ def test_a_plan_that_only_the_paper_believes_is_not_returned() -> None:
 def test_plans_fit_and_the_floor_is_true(step: StepGraph, simulation) -> None:
     lowest = mu_two.plan(step, simulation=simulation)
     points = list(mu_two._points(mu_two.Profile(step), simulation))
-    assert lowest.peak_bytes == min(p.timeline.peak_bytes for p in points)
+    assert lowest.peak_bytes == min(p.exact.peak_bytes for p in points)
     for share in (0.4, 0.6, 0.8, 1.0):
         budget = int(share * step.baseline_peak_bytes)
         if budget < lowest.peak_bytes:
@@ -147,7 +147,7 @@ def test_plans_fit_and_the_floor_is_true(step: StepGraph, simulation) -> None:
             continue
         plan = mu_two.plan(step, budget, simulation=simulation)
         assert simulate(step, plan.schedule).peak_bytes == plan.peak_bytes <= budget
-        fitting = [p for p in points if p.timeline.peak_bytes <= budget]
+        fitting = [p for p in points if p.exact.peak_bytes <= budget]
         if simulation == "paper":
             fitting = [p for p in fitting if p.paper_bytes <= budget] or fitting
         assert plan.schedule == fitting[0].schedule
@@ -171,8 +171,8 @@ def test_the_exact_simulator_chooses_only_what_is_held_at_the_peak() -> None:
     # big has by far the best ratio, but the exact peak is while gb runs: a 20, s 60,
     # db 1, ds 60 = 141. big is gone by then; only a is held without being used.
     exact = list(mu_two._points(mu_two.Profile(step), "exact"))
-    assert exact[0].timeline.peak_bytes == 141
+    assert exact[0].exact.peak_bytes == 141
     assert exact[1].chosen == {a}
-    assert exact[1].timeline.peak_bytes == 121
+    assert exact[1].exact.peak_bytes == 121
     paper = list(mu_two._points(mu_two.Profile(step), "paper"))
     assert paper[1].chosen == {id_of(step, "big")}

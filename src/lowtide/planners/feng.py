@@ -40,8 +40,9 @@ stretch is best recomputed in nested parts.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Literal
+from weakref import ref
 
 from lowtide._graph import StepGraph
 from lowtide._plan import Plan, Schedule
@@ -92,7 +93,28 @@ def optimum(
 def candidates(
     step: StepGraph, *, time_limit: float = 10.0, divisions: Divisions = "extended"
 ) -> list[tuple[int, float, Schedule]]:
-    """Peak, seconds and schedule of the covers, at most one per distinct kept set."""
+    """Peak, seconds and schedule of the covers, at most one per distinct kept set.
+
+    They do not depend on the budget, so those of the last step are remembered.
+    """
+    global _last
+    if _last[0]() is not step or _last[1] != divisions:
+        _last = ref(step), divisions, _candidates(step, time_limit, divisions)
+    return _last[2]
+
+
+def _no_step() -> StepGraph | None:
+    return None
+
+
+_last: tuple[
+    Callable[[], StepGraph | None], Divisions, list[tuple[int, float, Schedule]]
+] = (_no_step, "extended", [])
+
+
+def _candidates(
+    step: StepGraph, time_limit: float, divisions: Divisions
+) -> list[tuple[int, float, Schedule]]:
     if step.turn < 0:
         return [_evaluate(step, with_frees(step, step.baseline))]
     # A guard for steps far beyond those measured; it does not bind on usual ones.

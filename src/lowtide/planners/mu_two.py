@@ -29,7 +29,8 @@ if the exact simulator agrees, and goes on otherwise. `simulation="exact"` steer
 exact simulator as well: the next storage is the best of those that are held, unused,
 while the exact peak is reached.
 
-Complexity: quadratic in the candidates, and one simulation for each of them.
+Complexity: quadratic in the candidates, and one simulation for each of up to 150 of
+them.
 
 Loses where storages must go together: it takes one at a time, never reconsiders, adds
 up seconds that recomputations share, and in its default form does not ask whether a
@@ -38,10 +39,10 @@ storage is there at the peak at all.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from lowtide._graph import StepGraph
 from lowtide._plan import Plan, Run, Schedule
@@ -52,7 +53,7 @@ from lowtide._schedule import (
     saved_by_baseline,
     with_frees,
 )
-from lowtide._simulate import LiveBytes, Timeline, simulate
+from lowtide._simulate import LiveBytes, simulate
 
 Simulation = Literal["paper", "exact"]
 
@@ -73,25 +74,47 @@ def plan(
             planner="mu_two",
             budget_bytes=budget_bytes,
         )
-    profile = Profile(step)
-    lowest: tuple[int, float, Schedule] | None = None
-    # The paper's simulation is not a bound: if what it lets pass does not fit, the
-    # choices it holds back are looked at too.
-    for only_promising in (True, False):
-        if only_promising and (budget_bytes is None or simulation == "exact"):
-            continue
-        for point in _points(profile, simulation):
-            if only_promising and point.paper_bytes > (budget_bytes or 0):
-                continue
-            peak, seconds = point.timeline.peak_bytes, point.timeline.seconds
-            if budget_bytes is not None and peak <= budget_bytes:
+    points = list(_points(Profile(step), simulation))
+    if budget_bytes is not None:
+        promising = points
+        if simulation == "paper":
+            promising = [p for p in points if p.paper_bytes <= budget_bytes]
+        # The paper's simulation is no bound either way: if nothing that it lets pass
+        # fits, the choices it holds back are looked at too.
+        for some in (promising, points):
+            fitting = _first_that_fits(some, budget_bytes)
+            if fitting is not None:
                 return make_plan(
-                    step, point.schedule, planner="mu_two", budget_bytes=budget_bytes
+                    step, fitting.schedule, planner="mu_two", budget_bytes=budget_bytes
                 )
-            if lowest is None or (peak, seconds) < lowest[:2]:
-                lowest = peak, seconds, point.schedule
-    assert lowest is not None
-    return plan_or_raise(step, lowest[2], planner="mu_two", budget_bytes=budget_bytes)
+    lowest = _lowest(points)
+    return plan_or_raise(
+        step, lowest.schedule, planner="mu_two", budget_bytes=budget_bytes
+    )
+
+
+# Up to this many choices are simulated one by one; of more, every so-manieth, and then
+# those around the best.
+_MOST_POINTS = 150
+
+
+def _first_that_fits(points: Sequence[_Point], budget_bytes: int) -> _Point | None:
+    stride = -(-len(points) // _MOST_POINTS)
+    for start in range(0, len(points), stride or 1):
+        if points[start].exact.peak_bytes <= budget_bytes:
+            near = points[max(0, start - stride + 1) : start + 1]
+            return next(p for p in near if p.exact.peak_bytes <= budget_bytes)
+    return None
+
+
+def _lowest(points: Sequence[_Point]) -> _Point:
+    def rank(k: int) -> tuple[int, float]:
+        return points[k].exact[:2]
+
+    stride = -(-len(points) // _MOST_POINTS)
+    best = min(range(0, len(points), stride), key=rank)
+    near = range(max(0, best - stride + 1), min(len(points), best + stride))
+    return points[min(near, key=rank)]
 
 
 @dataclass(slots=True)
@@ -181,26 +204,31 @@ class _Point:
     chosen: frozenset[int]
     paper_bytes: int
 
-    @cached_property
+    @property
     def schedule(self) -> Schedule:
         sequence = recompute_late(self.profile, self.chosen)
         return with_frees(self.profile.step, sequence)
 
     @cached_property
-    def timeline(self) -> Timeline:
-        return simulate(self.profile.step, self.schedule)
-
-    @cached_property
-    def peak_place(self) -> int:
-        """The position of the baseline's op that runs, or is served, at the peak."""
-        step = self.profile.step
+    def exact(self) -> _Exact:
+        step, schedule = self.profile.step, self.schedule
+        timeline = simulate(step, schedule)
         seen: set[int] = set()
-        for item in self.schedule[: self.timeline.peak_index + 1]:
+        for item in schedule[: timeline.peak_index + 1]:
             if type(item) is Run and not step.ops[item.op].standby:
                 seen.add(item.op)
-        item = self.schedule[self.timeline.peak_index]
+        item = schedule[timeline.peak_index]
         runs_again = type(item) is Run and item.op != step.baseline[len(seen) - 1]
-        return min(len(seen) - 1 + runs_again, len(step.baseline) - 1)
+        place = min(len(seen) - 1 + runs_again, len(step.baseline) - 1)
+        return _Exact(timeline.peak_bytes, timeline.seconds, place)
+
+
+class _Exact(NamedTuple):
+    """Peak, time, and the position of the baseline's op that runs or is served then."""
+
+    peak_bytes: int
+    seconds: float
+    peak_place: int
 
 
 def _points(profile: Profile, simulation: Simulation) -> Iterator[_Point]:
@@ -210,10 +238,13 @@ def _points(profile: Profile, simulation: Simulation) -> Iterator[_Point]:
     live = _baseline_live(profile.step)
     point = _Point(profile, frozenset(), live.peak_bytes)
     yield point
+    stride = -(-len(remaining) // _MOST_POINTS)
+    peak = 0
     while remaining:
         pool: Iterable[Candidate] = remaining.values()
         if simulation == "exact":
-            peak = point.peak_place
+            if len(chosen) % stride == 0:
+                peak = point.exact.peak_place
             pool = [
                 c
                 for c in pool
@@ -288,8 +319,8 @@ def recompute_late(profile: Profile, chosen: frozenset[int]) -> list[int]:
                 s for s in op.reads if s in until and alive.get(s, -1) < position
             ]
             if missing:
-                ready = held.union(s for s, p in alive.items() if p >= position)
-                sequence += _cone(step, missing, ready)
+                alive = {s: last for s, last in alive.items() if last >= position}
+                sequence += _cone(step, missing, held, alive)
                 for s in missing:
                     for made in step.ops[step.remakers[s]].writes:
                         if made in until:
@@ -298,13 +329,20 @@ def recompute_late(profile: Profile, chosen: frozenset[int]) -> list[int]:
     return sequence
 
 
-def _cone(step: StepGraph, needed: Iterable[int], ready: frozenset[int]) -> list[int]:
-    """Ops that make what is needed from what is ready, in baseline order."""
+def _cone(
+    step: StepGraph,
+    needed: Iterable[int],
+    held: frozenset[int],
+    alive: Mapping[int, int],
+) -> list[int]:
+    """Ops that make what is needed from what is there, in baseline order."""
     ops: set[int] = set()
     stack = list(needed)
     while stack:
         number = step.remakers[stack.pop()]
         if number not in ops:
             ops.add(number)
-            stack.extend(s for s in step.ops[number].reads if s not in ready)
+            stack.extend(
+                s for s in step.ops[number].reads if s not in held and s not in alive
+            )
     return sorted(ops)
