@@ -36,6 +36,7 @@ def frontier(
             "overhead": p.overhead,
             "tide": charts.get(id(p.plan), -1),
             "is_shown": p.plan is plan,
+            "is_best": not any(_beats(q, p) for q in points),
         }
         for p in points
     ]
@@ -53,6 +54,14 @@ def frontier(
             (p.plan.proof.bound_bytes for p in points if p.plan), default=0
         ),
     }
+
+
+def _beats(other: Point, point: Point) -> bool:
+    """Whether another point of the same planner is lower, or faster, and not worse."""
+    if other.planner != point.planner:
+        return False
+    one, two = (other.peak_bytes, other.seconds), (point.peak_bytes, point.seconds)
+    return one != two and one[0] <= two[0] and one[1] <= two[1]
 
 
 def _as_point(plan: Plan) -> Point:

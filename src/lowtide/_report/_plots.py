@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -95,20 +96,25 @@ def _matplotlib() -> ModuleType:
 
 def _byte_axis(axis: Any) -> None:
     """Ticks at round numbers of bytes; call it when the limits are set."""
-    from matplotlib.ticker import FuncFormatter, MultipleLocator
+    from matplotlib.ticker import MultipleLocator
 
     low, high = axis.get_view_interval()
     step = 1
     while step < (high - low) / 7:
         step *= 2
     axis.set_major_locator(MultipleLocator(step))
-    axis.set_major_formatter(FuncFormatter(lambda v, _: format_bytes(v)))
+    _shown_as(axis, format_bytes)
 
 
-def _percent_axis(axis: Any) -> None:
-    from matplotlib.ticker import FuncFormatter
+def _shown_as(axis: Any, show: Callable[[float], str]) -> None:
+    """Ticks as lowtide prints numbers, without a fraction that is zero."""
+    from matplotlib.ticker import FuncFormatter, NullFormatter
 
-    axis.set_major_formatter(FuncFormatter(lambda v, _: format_percent(v)))
+    def label(value: float, _: int) -> str:
+        return re.sub(r"\.0+ ", " ", show(value))
+
+    axis.set_major_formatter(FuncFormatter(label))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _tide(axes: Any, data: dict[str, Any]) -> None:
@@ -170,15 +176,17 @@ def _frontier(axes: Any, data: dict[str, Any]) -> None:
     planners = list(dict.fromkeys(p["planner"] for p in frontier["points"]))
     for number, planner in enumerate(planners):
         found = [p for p in frontier["points"] if p["planner"] == planner]
-        axes.plot(
-            [p["peak_bytes"] for p in found],
-            [p["overhead"] for p in found],
-            marker=MARKS[number % 4],
-            markersize=4.5,
-            linewidth=1,
-            color=CYCLE[number % 8],
-            label=planner,
-        )
+        for points, look in (
+            (found, {"marker": MARKS[number % 4], "linestyle": "", "label": planner}),
+            ([p for p in found if p["is_best"]], {"linewidth": 1}),
+        ):
+            axes.plot(
+                [p["peak_bytes"] for p in points],
+                [p["overhead"] for p in points],
+                markersize=4.5,
+                color=CYCLE[number % 8],
+                **look,
+            )
     for reference in frontier["references"]:
         place = (reference["peak_bytes"], reference["overhead"])
         axes.plot(*place, "D", color=SOFT, markerfacecolor="none", markersize=5)
@@ -205,20 +213,24 @@ def _frontier(axes: Any, data: dict[str, Any]) -> None:
     axes.set_xlabel("peak")
     axes.set_ylabel("extra time")
     _byte_axis(axes.xaxis)
-    _percent_axis(axes.yaxis)
+    _shown_as(axes.yaxis, format_percent)
     axes.legend(frameon=False, fontsize=8)
 
 
 def _lifetimes(axes: Any, data: dict[str, Any]) -> None:
-    for place, row in enumerate(data["lifetimes"]):
-        for bar in row["bars"]:
-            is_again = bar["again"] and row["kind"] == "activation"
-            axes.broken_barh(
-                [(bar["first_run"], bar["end_run"] - bar["first_run"])],
-                (place - 0.4, 0.8),
-                color=COLORS["recomputed" if is_again else row["kind"]],
-                linewidth=0,
-            )
+    bars = [(y, r, bar) for y, r in enumerate(data["lifetimes"]) for bar in r["bars"]]
+    colors = [
+        "recomputed" if bar["again"] and row["kind"] == "activation" else row["kind"]
+        for _, row, bar in bars
+    ]
+    axes.hlines(
+        [y for y, _, _ in bars],
+        [bar["first_run"] for _, _, bar in bars],
+        [bar["end_run"] for _, _, bar in bars],
+        colors=[COLORS[kind] for kind in colors],
+        linewidth=min(8.0, 180 / len(data["lifetimes"])),
+        capstyle="butt",
+    )
     axes.set_ylim(len(data["lifetimes"]) - 0.5, -0.5)
     axes.set_yticks([])
     axes.set_xlabel("runs of ops")
@@ -253,8 +265,10 @@ def _fidelity(axes: Any, data: dict[str, Any]) -> None:
     )
     ends = [p[k] for p in ops for k in ("predicted", "measured")]
     axes.plot([min(ends), max(ends)], [min(ends), max(ends)], "--", color=SOFT)
-    axes.set_xlabel("predicted seconds")
-    axes.set_ylabel("measured seconds")
+    axes.set_xlabel("predicted")
+    axes.set_ylabel("measured")
+    for axis in (axes.xaxis, axes.yaxis):
+        _shown_as(axis, format_seconds)
 
 
 def _search(axes: Any, data: dict[str, Any]) -> None:
@@ -275,7 +289,7 @@ def _search(axes: Any, data: dict[str, Any]) -> None:
     )
     axes.set_xlabel("seconds of search")
     axes.set_ylabel("extra time")
-    _percent_axis(axes.yaxis)
+    _shown_as(axes.yaxis, format_percent)
     axes.legend(frameon=False)
 
 

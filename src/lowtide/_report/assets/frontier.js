@@ -7,9 +7,9 @@ const frontierChart = {
     $("#frontier").hidden = false;
     const planners = [...new Set(data.points.map(p => p.planner))];
     this.series = planners.map((planner, n) => ({
-      name: planner, color: `p${n % 8}`, shape: SHAPES[n % 4], line: true, faint: true, best: true,
+      name: planner, color: `p${n % 8}`, shape: SHAPES[n % 4], line: true, faint: true,
       points: data.points.filter(p => p.planner === planner).sort((a, b) => a.peak_bytes - b.peak_bytes || a.overhead - b.overhead).map(p => ({
-        x: p.peak_bytes, y: p.overhead, tide: p.tide, data: p, chosen: p.is_shown,
+        x: p.peak_bytes, y: p.overhead, tide: p.tide, data: p, chosen: p.is_shown, joined: p.is_best,
         tip: [line(el("b", {}, planner)), line(`peak ${bytes(p.peak_bytes)}, budget ${bytes(p.budget_bytes)}`),
           line(`${percent(p.overhead, true)} time, ${seconds(p.seconds)}`),
           p.tide >= 0 && DATA.tides.length ? line("click to see its tide", "quiet") : null],

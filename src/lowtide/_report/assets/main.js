@@ -1,20 +1,24 @@
 // The page: sections in order, contents, theme, downloads, printing.
+// Without a choice of the reader's, the style sheet follows the system by itself.
+const system = matchMedia("(prefers-color-scheme: dark)");
+const stored = {
+  get() { try { return localStorage.getItem("lowtide-theme"); } catch { return null; } },
+  set(v) { try { localStorage.setItem("lowtide-theme", v); } catch { /* not allowed here: the choice lasts for this page */ } },
+};
+const isDark = () => (document.documentElement.dataset.theme || (system.matches ? "dark" : "light")) === "dark";
 function setTheme(name) {
-  document.documentElement.dataset.theme = name;
-  $("#theme").textContent = name === "dark" ? "light" : "dark";
+  if (name === "dark" || name === "light") document.documentElement.dataset.theme = name;
+  else delete document.documentElement.dataset.theme;
+  $("#theme").textContent = isDark() ? "light" : "dark";
   redrawAll();
 }
-const system = matchMedia("(prefers-color-scheme: dark)");
-const stored = { get() { try { return localStorage.getItem("lowtide-theme"); } catch { return null; } },
-  set(v) { try { localStorage.setItem("lowtide-theme", v); } catch { /* not allowed here: the choice lasts for this page */ } } };
-const isDark = () => (document.documentElement.dataset.theme || (system.matches ? "dark" : "light")) === "dark";
 $("#theme").addEventListener("click", () => { const next = isDark() ? "light" : "dark"; stored.set(next); setTheme(next); });
-system.addEventListener("change", () => { if (!stored.get()) setTheme(system.matches ? "dark" : "light"); });
-{ const wanted = stored.get(); setTheme(wanted === "dark" || wanted === "light" ? wanted : system.matches ? "dark" : "light"); }
+system.addEventListener("change", () => setTheme(stored.get()));
+setTheme(stored.get());
 
 let before = null;
-addEventListener("beforeprint", () => { before = document.documentElement.dataset.theme; document.documentElement.dataset.theme = "light"; redrawAll(); });
-addEventListener("afterprint", () => { document.documentElement.dataset.theme = before; redrawAll(); });
+addEventListener("beforeprint", () => { before = document.documentElement.dataset.theme; setTheme("light"); });
+addEventListener("afterprint", () => setTheme(before));
 
 function download(name, type, content) {
   const url = URL.createObjectURL(new Blob([content], { type }));

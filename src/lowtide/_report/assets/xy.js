@@ -31,8 +31,7 @@ function xyChart(host, { label, x, y, series, under, pick }) {
       for (const s of series) {
         const shown = s.points.filter(p => p.y !== null);
         const color = theme.color(s.color);
-        // Of a planner's points, the line joins those that no other of its points beats.
-        const joined = s.best ? shown.filter(p => !shown.some(o => o.x <= p.x && o.y <= p.y && (o.x < p.x || o.y < p.y))) : shown;
+        const joined = shown.filter(p => p.joined !== false);
         if (s.line && joined.length > 1) {
           ctx.beginPath();
           joined.forEach((p, i) => {
