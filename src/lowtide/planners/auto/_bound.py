@@ -248,23 +248,25 @@ def bound_seconds(
     return best
 
 
-def must_run(problem: Problem) -> set[int]:
+def must_run(problem: Problem) -> frozenset[int]:
     """Ops that every schedule runs: for their effect, or as only makers."""
     producers = problem.step.producers
     found = {i for i in problem.baseline if problem.once[i]}
     for s in problem.step.outputs:
         if len(producers[s]) == 1:
             found.add(producers[s][0])
-    for number in list(found):
-        found |= ancestors(problem, number)
-    return found
+    return frozenset(found | _ancestors_of_all(problem, found))
 
 
 def ancestors(problem: Problem, number: int) -> set[int]:
     """Ops that have run before this op runs for the first time, in any schedule."""
+    return _ancestors_of_all(problem, {number})
+
+
+def _ancestors_of_all(problem: Problem, numbers: set[int]) -> set[int]:
     producers = problem.step.producers
     found: set[int] = set()
-    stack = [number]
+    stack = list(numbers)
     while stack:
         for s in problem.reads[stack.pop()]:
             makers = producers[s]

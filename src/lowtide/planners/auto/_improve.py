@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Protocol
 
 from lowtide.planners.auto._draft import Draft
 from lowtide.planners.auto._effort import Effort
@@ -11,24 +12,36 @@ from lowtide.planners.auto._greedy import Options, lower
 from lowtide.planners.auto._keep import Remover, raise_up
 
 
-def improve(
-    draft: Draft, budget: float, effort: Effort, *, offer: Callable[[Draft], None]
-) -> None:
-    """Offer ever better drafts until the effort is spent."""
+class Incumbents(Protocol):
+    """Where drafts are handed in, and what the best of them is."""
+
+    def offer(self, draft: Draft) -> None: ...
+
+    def best(self) -> Draft | None: ...
+
+    def is_close(self) -> bool: ...
+
+
+def improve(known: Incumbents, budget: float, effort: Effort) -> None:
+    """Offer ever better drafts until the effort is spent or the bound is met."""
     choose = random.Random(0)
-    best = current = draft
+    best = known.best()
+    assert best is not None
+    current = best
     begun = effort.units
     while not effort.is_over():
         trial = _perturbed(current, budget, effort, choose)
         if trial.peak_bytes > budget:
             continue
         done = (effort.units - begun) / max(1.0, effort.limit_units - begun)
-        heat = 0.003 * max(0.0, 1.0 - done) * draft.problem.step.baseline_seconds
+        heat = 0.003 * max(0.0, 1.0 - done) * trial.problem.step.baseline_seconds
         if trial.seconds - current.seconds < heat * choose.random():
             current = trial
         if trial.seconds < best.seconds * (1 - 1e-12):
             best = trial
-            offer(best)
+            known.offer(best)
+            if known.is_close():
+                return
 
 
 def _perturbed(

@@ -2,63 +2,68 @@
 
 from __future__ import annotations
 
-import logging
+import time
 from collections import Counter
+from collections.abc import Callable
+from functools import cached_property
+
+import numpy as np
 
 from lowtide._graph import StepGraph
 from lowtide._plan import Plan, Proof
 from lowtide._schedule import blame, make_plan, with_frees
-from lowtide.errors import BudgetTooSmallError, LowtideError
+from lowtide.errors import BudgetTooSmallError
 from lowtide.planners.auto._bound import ancestors, bound_seconds, must_run
 from lowtide.planners.auto._draft import Draft
 from lowtide.planners.auto._effort import Effort
+from lowtide.planners.auto._exact import ExactSearch
 from lowtide.planners.auto._floor import peak_bound_bytes, sink
-from lowtide.planners.auto._greedy import lower
+from lowtide.planners.auto._greedy import Options, lower
 from lowtide.planners.auto._guide import guided
 from lowtide.planners.auto._improve import improve
 from lowtide.planners.auto._keep import raise_up
+from lowtide.planners.auto._others import other_plans
 from lowtide.planners.auto._problem import Problem
-
-log = logging.getLogger("lowtide.plan")
 
 # Budgets, as shares of the span above residents, from which plans are raised again: the
 # detour through a lower peak often ends in a faster plan.
-DETOURS = (1.0, 0.97, 0.93, 0.88, 0.8)
-# The same for the linear program: what happens between its moments needs room too.
-HEADROOMS = (1.0, 0.97, 0.93, 0.87, 0.8)
+DETOURS = (1.0, 0.96, 0.91, 0.85, 0.78)
+# While it is lowered a draft may be slower than the best plan by this share of the
+# baseline's time: leaving out what is not needed may win it back.
+WORTH_RAISING = 0.01
 BOUNDED_OPS = 6_000
 GUIDED_OPS = 30_000
-# Other planners as starts: work units per op that each may cost, and the largest step
-# on which that is worth it. A planner of another package counts as `_UNKNOWN`.
-_STARTS = {
-    "keep_all": (10.0, 100_000),
-    "recompute_all": (20.0, 100_000),
-    "chen_sqrt": (250.0, 20_000),
-    "chen_greedy": (250.0, 20_000),
-    "hong_static": (300.0, 10_000),
-    "hong_dynamic": (1500.0, 3_000),
-    "feng": (900.0, 3_000),
-    "rotor": (1500.0, 3_000),
-    "mu_two": (2000.0, 1_500),
-    "dtr": (2000.0, 1_500),
-    "checkmate": (20_000.0, 60),
-}
-_UNKNOWN = (2000.0, 1_500)
+# Steps on which the optimum itself is looked for.
+EXACT_OPS = 60
+# A plan this near its bound, as a share of the baseline's time, is not improved.
+CLOSE_ENOUGH = 2e-4
 
 
 class Search:
     """One search on one step."""
 
-    def __init__(self, step: StepGraph, time_limit: float) -> None:
+    def __init__(
+        self,
+        step: StepGraph,
+        time_limit: float,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self.step = step
         self.problem = Problem(step)
-        self.effort = Effort(self.problem, time_limit)
+        self.effort = Effort(self.problem, time_limit, clock=clock)
         self.base = Draft(self.problem, self.problem.baseline)
         self.drafts: list[Draft] = []
         self.history: list[tuple[float, float]] = []
         self.moments: Counter[int] = Counter()
+        self.proven = 0.0
         self.budget = 0.0
         self.offer(self.base)
+
+    @cached_property
+    def needed_seconds(self) -> float:
+        """Time of the ops that every schedule runs at least once."""
+        return sum(self.problem.seconds[i] for i in sorted(self.must))
 
     def offer(self, draft: Draft) -> None:
         """Keep a draft unless a known one is as low and as fast."""
@@ -111,9 +116,11 @@ class Search:
 
     def _search(self, budget_bytes: int) -> None:
         if self.base.peak_bytes <= self.budget:
+            self.proven = self.base.seconds if self._baseline_is_least() else 0.0
             return
-        self.guide()
-        self.greedy()
+        if self._solve_exactly():
+            return
+        self.begin()
         self.others(budget_bytes)
         if self.best() is None:
             self.sink()
@@ -121,87 +128,119 @@ class Search:
         if best is None:
             return
         self.offer(raise_up(best, self.budget, self.effort))
-        best = self.best()
-        assert best is not None
-        improve(best, self.budget, self.effort, offer=self.offer)
+        if not self.is_close():
+            improve(self, self.budget, self.effort)
 
-    def guide(self) -> None:
+    def begin(self) -> None:
+        """Starts of our own: guided and evicted, straight and by way of less room."""
+        for share in DETOURS:
+            if self.effort.is_over(self.effort.share(0.4)):
+                break
+            self.guide(share)
+            self.greedy(share)
+            if share == 1.0:
+                self.prove()
+            if self.is_close():
+                break
+
+    def _baseline_is_least(self) -> bool:
+        return self.base.seconds <= self.needed_seconds * (1 + 1e-12)
+
+    def _solve_exactly(self) -> bool:
+        """Find the optimum of a small step; True if nothing is left to do."""
+        if len(self.step.ops) > EXACT_OPS:
+            return False
+        exact = ExactSearch(self.problem, self.budget)
+        most = int(self.effort.limit_units * 0.4 / 200.0)
+        found = exact.run(self.effort, most_states=most)
+        self.proven = max(self.proven, found.bound_seconds)
+        if found.sequence is not None:
+            self.offer(Draft(self.problem, found.sequence))
+            return True
+        return not found.is_feasible
+
+    def prove(self) -> None:
+        """Raise the proven bound by linear programs."""
+        if self.step.turn < 0 or len(self.step.ops) > BOUNDED_OPS:
+            return
+        limit = 0.25 * self.effort.seconds_left()
+        found = bound_seconds(
+            self.problem, self.budget, self._chains(), time_limit=limit
+        )
+        self.proven = max(self.proven, found)
+
+    def is_close(self) -> bool:
+        """Whether the best draft is within `CLOSE_ENOUGH` of the bound."""
+        best = self.best()
+        if best is None:
+            return False
+        least = max(self.proven, self.needed_seconds)
+        return best.seconds - least <= CLOSE_ENOUGH * self.step.baseline_seconds
+
+    def guide(self, share: float) -> None:
         """Start from what a linear program would hold at the turn and at the peaks."""
         if self.step.turn < 0 or len(self.step.ops) > GUIDED_OPS:
             return
-        span = self.budget - self.problem.resident_bytes
-        for share in HEADROOMS:
-            found: list[Draft] = []
-            target = self.problem.resident_bytes + share * span
-            moments = guided(
-                self.problem,
-                target,
-                self.effort,
-                offer=found.append,
-                first_moment=self.step.turn,
-            )
-            self.moments.update(moments)
-            for draft in found:
-                self.settle(draft)
+        found: list[Draft] = []
+        moments = guided(
+            self.problem,
+            self._target(share),
+            self.effort,
+            offer=found.append,
+            first_moment=self.step.turn,
+        )
+        self.moments.update(moments)
+        for draft in found:
+            self.settle(draft, self.budget)
 
-    def settle(self, draft: Draft) -> None:
+    def greedy(self, share: float) -> None:
+        """Evict from the baseline."""
+        self.settle(self.base, self._target(share))
+
+    def _target(self, share: float) -> float:
+        resident = self.problem.resident_bytes
+        return resident + share * (self.budget - resident)
+
+    def settle(self, draft: Draft, target: float) -> None:
         """Make a draft fit, use all of the budget, and offer it."""
-        draft = lower(draft, self.budget, self.effort)
+        best = self.best()
+        limit = np.inf if best is None else best.seconds
+        limit += WORTH_RAISING * self.step.baseline_seconds
+        options = Options(limit_seconds=limit)
+        draft = lower(draft, target, self.effort, options)
         self.offer(draft)
         if draft.peak_bytes <= self.budget:
             self.offer(raise_up(draft, self.budget, self.effort))
-
-    def greedy(self) -> None:
-        """Evict from the baseline, straight to the budget and by way of lower ones."""
-        span = self.budget - self.problem.resident_bytes
-        for share in DETOURS:
-            target = self.problem.resident_bytes + share * span
-            draft = lower(self.base, target, self.effort)
-            self.offer(draft)
-            if draft.peak_bytes <= self.budget:
-                self.offer(raise_up(draft, self.budget, self.effort))
-            elif share < 1.0:
-                break
 
     def sink(self) -> None:
         """Look for the lowest peak."""
         sink(self.base, self.effort, offer=self.offer)
 
     def others(self, budget_bytes: int | None) -> None:
-        """Start from what every other planner finds."""
-        from lowtide import planners
+        """Start from what other planners find."""
+        best = self.best()
+        least = max(self.proven, self.needed_seconds)
+        gap = np.inf if best is None else best.seconds - least
+        starts = other_plans(
+            self.problem,
+            budget_bytes,
+            self.effort,
+            gap=gap / max(self.step.baseline_seconds, 1e-30),
+        )
+        for sequence in starts:
+            draft = Draft(self.problem, sequence)
+            self.offer(draft)
+            if draft.peak_bytes <= self.budget:
+                self.offer(raise_up(draft, self.budget, self.effort))
 
-        count = len(self.step.ops)
-        for name in planners.available():
-            units, most = _STARTS.get(name, _UNKNOWN)
-            if name == "auto" or count > most or self.effort.is_over():
-                continue
-            self.problem.units += units * count
-            try:
-                found = planners.load(name).plan(
-                    self.step, budget_bytes, time_limit=1.0
-                )
-            except BudgetTooSmallError:
-                continue
-            except LowtideError as error:
-                log.warning("planner %s gave no start: %s", name, error)
-                continue
-            self.offer(Draft(self.problem, found.ops))
-
-    def bound(self, budget: int | None) -> float:
-        """Seconds that no schedule within the budget can go below."""
-        needed = sum(self.problem.seconds[i] for i in sorted(must_run(self.problem)))
-        if budget is None or self.step.turn < 0 or self.base.peak_bytes <= budget:
-            return needed
-        if len(self.step.ops) > BOUNDED_OPS:
-            return needed
-        chains = self._chains()
-        found = bound_seconds(self.problem, float(budget), chains, time_limit=3.0)
-        return max(needed, found)
+    @cached_property
+    def must(self) -> frozenset[int]:
+        """Ops that every schedule runs."""
+        return must_run(self.problem)
 
     def _chains(self) -> list[list[int]]:
         """Moments for the bound: the turn, the peaks, and the turn with each peak."""
-        turn, must = self.step.turn, must_run(self.problem)
+        turn, must = self.step.turn, self.must
         chains = [[turn]]
         for number, _ in self.moments.most_common(6):
             if number == turn or number not in must:
@@ -215,7 +254,10 @@ class Search:
 
     def _plan(self, draft: Draft, budget: int | None, stopped: str) -> Plan:
         schedule = with_frees(self.step, draft.ops)
-        bound = min(self.bound(budget), draft.seconds)
+        bound = max(self.needed_seconds, 0.0 if budget is None else self.proven)
+        bound = min(bound, draft.seconds)
+        if budget is not None and bound >= draft.seconds * (1 - 1e-12):
+            stopped = "optimal"
         proof = Proof(
             bound_seconds=bound,
             gap=_gap(bound, draft.seconds),
