@@ -211,6 +211,23 @@ def test_a_plan_alone_still_makes_a_report():
     assert "step of this plan was not given" in data["notes"][-1]["text"]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "resident x 8\n-> x",
+        "resident x 8\na = f(x) 0 bytes\n-> a",
+        "resident x 8\na = f(x) 16 bytes 1 s\n-> a",
+    ],
+    ids=["no ops", "no time and no bytes", "no turn"],
+)
+def test_degenerate_steps(text):
+    step = StepGraph.from_text(text)
+    made = lowtide.report(step)
+    assert cards(made.to_dict())["baseline"] == step.baseline_peak_bytes
+    assert "Nothing is planned yet" in str(made)
+    assert "<h1>text</h1>" in made.to_html()
+
+
 def test_what_cannot_be_shown_is_refused():
     with pytest.raises(InvalidArgumentError, match="neither a step nor a plan"):
         lowtide.report()

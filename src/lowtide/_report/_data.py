@@ -128,6 +128,8 @@ def _tides(
     inputs: Inputs, plan: Plan, walk: Walk, baseline: Walk
 ) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
     """The frontier and the chart of each of its plans, the shown plan's first."""
+    if not walk.ops:
+        return None, []
     shown = tide(walk, label=plan.planner, limit=FULL_LIMIT)
     shown["budget_bytes"] = plan.budget_bytes
     shown["overhead"] = plan.overhead
