@@ -1,6 +1,8 @@
 """The data of a report: every number is the plan's, to the byte."""
 
 import json
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -155,8 +157,6 @@ def test_a_bound_holds_for_every_smaller_budget():
     plan = make_plan(step, with_frees(step, step.baseline), planner="auto")
 
     def point(budget, seconds):
-        from dataclasses import replace
-
         proof = replace(plan.proof, bound_seconds=seconds * plan.baseline_seconds)
         made = replace(plan, budget_bytes=budget, proof=proof)
         return Point("auto", budget, budget, 0.0, 0.0, made)
@@ -188,8 +188,6 @@ def test_measured_and_predicted_stand_side_by_side(whole):
 def test_a_timeline_in_seconds_is_laid_over_the_runs():
     step = StepGraph.from_text(SMALL)
     plan = planners.load("keep_all").plan(step)
-    from dataclasses import replace
-
     timed = replace(measured(step, plan), timeline=((5.0, 10), (8.0, 30), (11.0, 20)))
     line = lowtide.report(step, plan, timed).to_dict()["measured"]
     # The step takes 6 s: half of the measured time is 3 s, when hb starts (run 4,
@@ -245,6 +243,17 @@ def test_a_frontier_alone_shows_its_knee():
     data = lowtide.report(step, frontier(step)).to_dict()
     cheap = [p.peak_bytes for p in points if p.overhead <= 0.1]
     assert cards(data)["peak"] == min(cheap)
+
+
+def test_a_plan_that_is_best_for_two_budgets_is_one_point():
+    step = gpt(2)
+    points = frontier(step).points
+    wider = replace(points[2], budget_bytes=10 * points[2].budget_bytes)
+    made = SimpleNamespace(points=(*points, wider), knee=points[3], planner="auto")
+    data = lowtide.report(step, made).to_dict()
+    assert len(data["frontier"]["points"]) == len(points)
+    assert cards(data)["peak"] == points[3].peak_bytes
+    assert sum(p["is_shown"] for p in data["frontier"]["points"]) == 1
 
 
 def test_saving_is_all_or_nothing(tmp_path):

@@ -113,8 +113,8 @@ def _without_step(
 
 def _shown_plan(inputs: Inputs) -> Plan | None:
     """The plan the report is about: the first given, else the frontier's knee."""
-    if inputs.plans:
-        return inputs.plans[0]
+    if inputs.plans or inputs.knee:
+        return inputs.plans[0] if inputs.plans else inputs.knee
     plans = [p.plan for p in inputs.points if p.plan is not None]
     if not plans:
         return None

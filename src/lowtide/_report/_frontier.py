@@ -22,8 +22,8 @@ def frontier(
     `charts` says which of the report's tides belongs to the plan with this identity.
     """
     points = [*inputs.points]
-    known = {id(p.plan) for p in points}
-    points.extend(_as_point(p) for p in inputs.plans if id(p) not in known)
+    given = [p for p in inputs.plans if not any(_is_of(point, p) for point in points)]
+    points.extend(_as_point(p) for p in given)
     if len(points) + len(inputs.references) < 2:
         return None
     charts = charts or {}
@@ -35,7 +35,7 @@ def frontier(
             "seconds": p.seconds,
             "overhead": p.overhead,
             "tide": charts.get(id(p.plan), -1),
-            "is_shown": p.plan is plan,
+            "is_shown": _is_of(p, plan),
             "is_best": not any(_beats(q, p) for q in points),
         }
         for p in points
@@ -54,6 +54,12 @@ def frontier(
             (p.plan.proof.bound_bytes for p in points if p.plan), default=0
         ),
     }
+
+
+def _is_of(point: Point, plan: Plan) -> bool:
+    """Whether a point is this plan's."""
+    found = (point.planner, point.peak_bytes, point.seconds)
+    return found == (plan.planner, plan.peak_bytes, plan.seconds)
 
 
 def _beats(other: Point, point: Point) -> bool:

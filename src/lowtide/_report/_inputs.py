@@ -45,6 +45,7 @@ class Inputs:
     step: StepGraph | None = None
     plans: list[Plan] = field(default_factory=list[Plan])
     points: list[Point] = field(default_factory=list[Point])
+    knee: Plan | None = None
     measured: dict[str, Any] = field(default_factory=dict[str, Any])
     unlabelled: list[Any] = field(default_factory=list[Any])
     verification: Any = None
@@ -92,7 +93,7 @@ def _take(inputs: Inputs, thing: Any) -> None:
     elif isinstance(thing, str):
         inputs.notes.append(thing)
     elif hasattr(thing, "points"):
-        inputs.points.extend(_point(p, thing) for p in thing.points)
+        _take_frontier(inputs, thing)
     elif hasattr(thing, "loss_equal"):
         inputs.verification = thing
     elif (row := batch_row(thing)) is not None:
@@ -126,6 +127,19 @@ def _take_step(inputs: Inputs, step: StepGraph) -> None:
             "Make one report for each, or compare them with lowtide.diff",
         )
     inputs.step = step
+
+
+def _take_frontier(inputs: Inputs, frontier: Any) -> None:
+    """Its points, once each: one plan may be the best for several budgets."""
+    known = {(p.planner, p.peak_bytes, p.seconds) for p in inputs.points}
+    for point in sorted(frontier.points, key=lambda p: p.budget_bytes):
+        found = _point(point, frontier)
+        if (found.planner, found.peak_bytes, found.seconds) not in known:
+            known.add((found.planner, found.peak_bytes, found.seconds))
+            inputs.points.append(found)
+    knee: Plan | None = getattr(getattr(frontier, "knee", None), "plan", None)
+    if inputs.knee is None:
+        inputs.knee = knee
 
 
 def _take_measurement(inputs: Inputs, thing: Any) -> None:
