@@ -166,7 +166,7 @@ class _Page:
         self.title("Kept by module" if is_profile else "Kept and recomputed by module")
         rows = [
             (
-                m["label"],
+                _fit(m["label"]),
                 f"x{m['num_modules']}" if m["num_modules"] > 1 else "",
                 format_bytes(m["kept_bytes"]) if m["kept_bytes"] else "",
                 format_bytes(m["recomputed_bytes"]) if m["recomputed_bytes"] else "",
@@ -248,7 +248,19 @@ class _Page:
 def _storage_name(row: dict[str, Any]) -> str:
     """The module, and the op in it that makes the storage unless it is named alike."""
     said = not row["made_by"] or row["label"].startswith(row["made_by"])
-    return row["label"] if said else f"{row['label']} {row['made_by']}"
+    return _fit(row["label"] if said else f"{row['label']} {row['made_by']}")
+
+
+def _fit(name: str, width: int = 46) -> str:
+    """A name that fits its column: of a long one the middle is left out.
+
+    >>> _fit("encoder.block.0-5.layer.1.DenseReluDense.dropout", 30)
+    'encoder.bl..eReluDense.dropout'
+    """
+    if len(name) <= width:
+        return name
+    head = width // 3
+    return f"{name[:head]}..{name[2 + head - width :]}"
 
 
 def _quantity(value: float, unit: str) -> str:
