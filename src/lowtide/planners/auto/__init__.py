@@ -23,9 +23,28 @@ may: nobody knows the optimum of a large step.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from lowtide._graph import StepGraph
 from lowtide._plan import Plan
 from lowtide.planners.auto._search import Search
+
+
+def frontier(
+    step: StepGraph, budgets: Sequence[int], *, time_limit: float = 30.0
+) -> list[Plan | None]:
+    """The fastest plan found for each budget, None where none fits.
+
+    One search serves all budgets: time never rises with a larger one.
+    """
+    return Search(step, time_limit).along(budgets)
+
+
+def lowest_within(
+    step: StepGraph, limit_seconds: float, *, time_limit: float = 10.0
+) -> Plan:
+    """The plan with the lowest peak found that takes at most this long."""
+    return Search(step, time_limit).within(limit_seconds)
 
 
 def plan(

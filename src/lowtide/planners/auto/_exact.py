@@ -131,7 +131,7 @@ class ExactSearch:
             bound = max(bound, total)
             if state[1] == len(self.once) and not self.held & ~state[0]:
                 return Exact(spent[state], _path(origin, state))
-            self.problem.units += 30.0
+            self.problem.units += 150.0
             if len(closed) >= most_states or effort.is_over():
                 return Exact(bound, None)
             del negative

@@ -22,8 +22,10 @@ class Incumbents(Protocol):
     def is_close(self) -> bool: ...
 
 
-def improve(known: Incumbents, budget: float, effort: Effort) -> None:
-    """Offer ever better drafts until the effort is spent or the bound is met."""
+def improve(
+    known: Incumbents, budget: float, effort: Effort, *, goal: float = 0.0
+) -> None:
+    """Offer ever better drafts until the effort is spent, or the bound or goal met."""
     choose = random.Random(0)
     best = known.best()
     assert best is not None
@@ -40,7 +42,7 @@ def improve(known: Incumbents, budget: float, effort: Effort) -> None:
         if trial.seconds < best.seconds * (1 - 1e-12):
             best = trial
             known.offer(best)
-            if known.is_close():
+            if known.is_close() or best.seconds <= goal:
                 return
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -35,6 +35,7 @@ BOUNDED_OPS = 6_000
 GUIDED_OPS = 30_000
 # Steps on which the optimum itself is looked for.
 EXACT_OPS = 60
+MOST_STATES = 100_000
 # A plan this near its bound, as a share of the baseline's time, is not improved.
 CLOSE_ENOUGH = 2e-4
 
@@ -57,6 +58,7 @@ class Search:
         self.history: list[tuple[float, float]] = []
         self.moments: Counter[int] = Counter()
         self.proven = 0.0
+        self.proven_bytes = 0.0
         self.budget = 0.0
         self.offer(self.base)
 
@@ -90,10 +92,11 @@ class Search:
         try:
             self.sink()
             self.others(None)
+            self._sink_exactly()
         except KeyboardInterrupt:
             stopped = "interrupted"
         draft = min(self.drafts, key=lambda d: (d.peak_bytes, d.seconds))
-        return self._plan(draft, None, self.effort.stopped_by or stopped)
+        return self._plan(draft, None, self._why(stopped))
 
     def fastest(self, budget_bytes: int) -> Plan:
         """The fastest plan within the budget."""
@@ -112,7 +115,76 @@ class Search:
             raise BudgetTooSmallError(
                 budget_bytes, int(lowest.peak_bytes), blame(self.step, schedule)
             )
-        return self._plan(draft, budget_bytes, self.effort.stopped_by or stopped)
+        return self._plan(draft, budget_bytes, self._why(stopped))
+
+    def along(self, budgets: Sequence[int]) -> list[Plan | None]:
+        """The fastest plan for each budget, None where none was found to fit.
+
+        All budgets share one set of drafts, so no plan is slower than that of a lower
+        budget.
+        """
+        stopped = "search"
+        ordered = sorted(set(budgets))
+        bounds: dict[int, float] = {}
+        try:
+            self._visit(ordered, bounds)
+        except KeyboardInterrupt:
+            stopped = "interrupted"
+        plans: list[Plan | None] = []
+        for budget in budgets:
+            self.budget, self.proven = float(budget), bounds.get(budget, 0.0)
+            draft = self.best()
+            done = self._why(stopped)
+            plans.append(None if draft is None else self._plan(draft, budget, done))
+        return plans
+
+    def _visit(self, ordered: Sequence[int], bounds: dict[int, float]) -> None:
+        # From the lowest: what is found there is a start for those above.
+        for k, budget in enumerate(ordered):
+            if self.base.peak_bytes <= budget:
+                continue
+            with self.effort.section(0.7 / (len(ordered) - k)):
+                self.budget, self.proven = float(budget), 0.0
+                self.moments.clear()
+                best = self.best()
+                if best is not None:
+                    self.offer(raise_up(best, self.budget, self.effort))
+                if not self._solve_exactly():
+                    self.begin()
+                bounds[budget] = self.proven
+        for k, budget in enumerate(ordered):
+            self.budget, self.proven = float(budget), bounds.get(budget, 0.0)
+            if self.best() is None or self.is_close():
+                continue
+            with self.effort.section(1.0 / (len(ordered) - k)):
+                improve(self, self.budget, self.effort)
+
+    def within(self, limit_seconds: float, *, steps: int = 8) -> Plan:
+        """The plan with the lowest peak that takes at most this long."""
+        low, high = peak_bound_bytes(self.problem), self.base.peak_bytes
+        stopped = "search"
+        try:
+            for k in range(steps):
+                if high - low <= 0.002 * high or self.effort.is_over():
+                    break
+                self.budget, self.proven = low + 0.5 * (high - low), 0.0
+                with self.effort.section(1.0 / (steps - k)):
+                    self.begin()
+                    best = self.best()
+                    if best is not None and best.seconds > limit_seconds:
+                        improve(self, self.budget, self.effort, goal=limit_seconds)
+                best = self.best()
+                if best is not None and best.seconds <= limit_seconds:
+                    high = best.peak_bytes
+                else:
+                    low = self.budget
+        except KeyboardInterrupt:
+            stopped = "interrupted"
+        fitting = [d for d in self.drafts if d.seconds <= limit_seconds] or [self.base]
+        draft = min(fitting, key=lambda d: (d.peak_bytes, d.seconds))
+        self.proven = 0.0
+        budget = int(draft.peak_bytes)
+        return self._plan(draft, budget, self._why(stopped))
 
     def _search(self, budget_bytes: int) -> None:
         if self.base.peak_bytes <= self.budget:
@@ -120,7 +192,8 @@ class Search:
             return
         if self._solve_exactly():
             return
-        self.begin()
+        with self.effort.section(0.4):
+            self.begin()
         self.others(budget_bytes)
         if self.best() is None:
             self.sink()
@@ -134,7 +207,7 @@ class Search:
     def begin(self) -> None:
         """Starts of our own: guided and evicted, straight and by way of less room."""
         for share in DETOURS:
-            if self.effort.is_over(self.effort.share(0.4)):
+            if self.effort.is_over():
                 break
             self.guide(share)
             self.greedy(share)
@@ -151,13 +224,28 @@ class Search:
         if len(self.step.ops) > EXACT_OPS:
             return False
         exact = ExactSearch(self.problem, self.budget)
-        most = int(self.effort.limit_units * 0.4 / 200.0)
-        found = exact.run(self.effort, most_states=most)
+        with self.effort.section(0.4):
+            found = exact.run(self.effort, most_states=MOST_STATES)
         self.proven = max(self.proven, found.bound_seconds)
         if found.sequence is not None:
             self.offer(Draft(self.problem, found.sequence))
             return True
         return not found.is_feasible
+
+    def _sink_exactly(self) -> None:
+        """Lower the peak of a small step until it is proven the lowest."""
+        if len(self.step.ops) > EXACT_OPS:
+            return
+        with self.effort.section(0.6):
+            while not self.effort.is_over():
+                lowest = min(d.peak_bytes for d in self.drafts)
+                exact = ExactSearch(self.problem, lowest - 1.0)
+                found = exact.run(self.effort, most_states=MOST_STATES)
+                if not found.is_feasible:
+                    self.proven_bytes = lowest
+                if found.sequence is None:
+                    break
+                self.offer(Draft(self.problem, found.sequence))
 
     def prove(self) -> None:
         """Raise the proven bound by linear programs."""
@@ -252,6 +340,12 @@ class Search:
                 chains.append([number, turn])
         return chains
 
+    def _why(self, stopped: str) -> str:
+        """What ended the search; an interrupt comes before all else."""
+        return (
+            stopped if stopped == "interrupted" else self.effort.stopped_by or stopped
+        )
+
     def _plan(self, draft: Draft, budget: int | None, stopped: str) -> Plan:
         schedule = with_frees(self.step, draft.ops)
         bound = max(self.needed_seconds, 0.0 if budget is None else self.proven)
@@ -262,7 +356,7 @@ class Search:
             bound_seconds=bound,
             gap=_gap(bound, draft.seconds),
             stopped_by=stopped,
-            bound_bytes=int(peak_bound_bytes(self.problem)),
+            bound_bytes=int(max(self.proven_bytes, peak_bound_bytes(self.problem))),
             search_seconds=self.effort.elapsed_seconds,
             history=tuple(self.history),
         )

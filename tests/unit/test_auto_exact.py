@@ -1,0 +1,182 @@
+"""Auto against the optimum, found by an oracle that shares no code with it."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+
+import pytest
+
+from lowtide._graph import Op, Region, StepGraph, Storage, check_graph
+from lowtide.errors import BudgetTooSmallError
+from lowtide.planners.auto import plan
+from lowtide.planners.auto._bound import Relaxation, ancestors, must_run
+from lowtide.planners.auto._floor import peak_bound_bytes
+from lowtide.planners.auto._problem import Problem
+
+INFINITE = float("inf")
+
+
+def least_seconds(step: StepGraph, budget: int) -> float:
+    """Time of the fastest schedule within the budget, by trying all: Dijkstra.
+
+    A state is what is alive, the region, and the last op that ran of those that may run
+    only once. Every op whose reads are alive may run, every storage may be freed.
+    """
+    once = [op.id for op in step.ops if op.once and not op.standby]
+    pinned = frozenset(step.outputs) | frozenset(step.resident)
+    start = (frozenset(step.resident), 0, 0)
+    best = {start: 0.0}
+    count = itertools.count()
+    heap = [(0.0, next(count), start)]
+    while heap:
+        seconds, _, state = heapq.heappop(heap)
+        if seconds > best[state]:
+            continue
+        alive, region, done = state
+        if done == len(once) and alive.issuperset(step.outputs):
+            return seconds
+        following = []
+        for op in step.ops:
+            if op.once and (op.standby or done >= len(once) or once[done] != op.id):
+                continue
+            if op.opens < 0 and op.piece != step.regions[region].piece:
+                continue
+            if not alive.issuperset(op.reads):
+                continue
+            now = sum(step.sizes[s] for s in alive) + op.scratch_bytes
+            if now + sum(step.sizes[s] for s in op.writes) > budget:
+                continue
+            opened = op.opens if op.opens >= 0 else region
+            after = (alive.union(op.writes), opened, done + bool(op.once))
+            following.append((seconds + op.seconds, after))
+        for s in alive - pinned:
+            following.append((seconds, (alive - {s}, region, done)))
+        for reached, after in following:
+            if reached < best.get(after, INFINITE):
+                best[after] = reached
+                heapq.heappush(heap, (reached, next(count), after))
+    return INFINITE
+
+
+def small_step(seed: int) -> StepGraph:
+    """A random training step of three or four forward ops."""
+    rng = random.Random(seed)
+    storages = [Storage(0, "x", rng.randrange(4), resident=True)]
+    ops: list[Op] = []
+
+    def add(name: str, reads: list[int], sizes: list[int], **more: object) -> list[int]:
+        made = []
+        for b in sizes:
+            storages.append(Storage(len(storages), f"{name}{len(storages)}", b))
+            made.append(len(storages) - 1)
+        number = len(ops)
+        ops.append(
+            Op(
+                number,
+                f"{name}{number}",
+                name,
+                tuple(dict.fromkeys(reads)),
+                tuple(made),
+                **more,
+            )  # type: ignore[arg-type]
+        )
+        return made
+
+    forward: list[tuple[list[int], list[int]]] = []
+    values = [0]
+    for _ in range(rng.randint(2, 4)):
+        reads = [values[-1], *rng.sample(values, rng.randint(0, 1))]
+        sizes = [rng.randint(1, 8) for _ in range(rng.choice((1, 1, 1, 2)))]
+        once = rng.choice(("", "", "", "draws random numbers"))
+        cost = {"seconds": float(rng.randint(0, 5)), "once": once}
+        made = add("f", reads, sizes, scratch_bytes=rng.choice((0, 0, 3)), **cost)
+        if once and rng.random() < 0.5:
+            ops.append(
+                Op(
+                    len(ops),
+                    "again",
+                    "again",
+                    ops[-1].reads,
+                    tuple(made),
+                    seconds=float(rng.randint(0, 5)),
+                    standby=True,
+                )
+            )
+        values.append(made[0])
+        forward.append((reads, made))
+    (gradient,) = add(
+        "t",
+        [values[-1]],
+        [rng.randint(1, 6)],
+        phase="backward",
+        piece=-1,
+        once="runs outside",
+        opens=1,
+    )
+    outputs = []
+    for reads, made in reversed(forward):
+        saved = [s for s in (*reads, *made) if rng.random() < 0.6]
+        sizes = [rng.randint(1, 8)] + [rng.randint(1, 4)] * rng.randint(0, 1)
+        cost = {"seconds": float(rng.randint(0, 5)), "phase": "backward"}
+        gradient, *weights = add("b", [gradient, *saved], sizes, **cost)
+        outputs += weights
+    outputs.append(gradient)
+    step = StepGraph(
+        tuple(ops),
+        tuple(storages),
+        tuple(outputs),
+        regions=(Region(0, "forward"), Region(0, "backward")),
+        name=f"small{seed}",
+    )
+    check_graph(step)
+    return step
+
+
+def budgets_of(step: StepGraph) -> list[int]:
+    peak = step.baseline_peak_bytes
+    return [peak - k for k in (0, 1, 3, 6, 9) if peak - k > 0]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_plan_of_a_small_step_is_optimal_and_says_so(seed: int) -> None:
+    step = small_step(seed)
+    for budget in budgets_of(step):
+        expected = least_seconds(step, budget)
+        try:
+            found = plan(step, budget, time_limit=2.0)
+        except BudgetTooSmallError:
+            assert expected == INFINITE
+            continue
+        assert found.peak_bytes <= budget
+        assert found.seconds == pytest.approx(expected)
+        assert found.proof.stopped_by == "optimal"
+        assert found.proof.gap == pytest.approx(0.0, abs=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_lowest_peak_of_a_small_step_is_the_lowest(seed: int) -> None:
+    step = small_step(seed)
+    found = plan(step, None, time_limit=2.0)
+    assert least_seconds(step, found.peak_bytes - 1) == INFINITE
+    assert found.proof.bound_bytes == found.peak_bytes
+
+
+@pytest.mark.parametrize("first_seed", range(0, 300, 50))
+def test_the_linear_bounds_are_never_above_the_optimum(first_seed: int) -> None:
+    for seed in range(first_seed, first_seed + 50):
+        step = small_step(1000 + seed)
+        problem = Problem(step)
+        must = must_run(problem)
+        after = [
+            i
+            for i in sorted(must)
+            if i > step.turn and step.turn in ancestors(problem, i)
+        ]
+        for budget in budgets_of(step)[::2]:
+            best = least_seconds(step, budget)
+            assert best == INFINITE or peak_bound_bytes(problem) <= budget
+            for moments in ([step.turn], after[:1], [step.turn, *after[-1:]]):
+                bound = Relaxation(problem, float(budget), moments).solve(10.0)
+                assert bound.seconds <= best + 1e-9, (seed, budget, moments)
