@@ -104,6 +104,8 @@ class Problem:
         """For each position, the piece whose ops may be inserted before it."""
         regions = self.step.regions
         now = regions[0].piece
+        if self.has_one_piece:
+            return [now] * len(sequence)
         pieces: list[int] = []
         for number in sequence:
             pieces.append(now)

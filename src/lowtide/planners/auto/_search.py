@@ -31,7 +31,6 @@ DETOURS = (1.0, 0.96, 0.91, 0.85, 0.78)
 # While it is lowered a draft may be slower than the best plan by this share of the
 # baseline's time: leaving out what is not needed may win it back.
 WORTH_RAISING = 0.01
-BOUNDED_OPS = 6_000
 GUIDED_OPS = 30_000
 # Steps on which the optimum itself is looked for.
 EXACT_OPS = 60
@@ -249,7 +248,7 @@ class Search:
 
     def prove(self) -> None:
         """Raise the proven bound by linear programs."""
-        if self.step.turn < 0 or len(self.step.ops) > BOUNDED_OPS:
+        if self.step.turn < 0 or len(self.step.ops) > GUIDED_OPS:
             return
         limit = 0.25 * self.effort.seconds_left()
         found = bound_seconds(
