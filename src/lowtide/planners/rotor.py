@@ -27,24 +27,24 @@ from lowtide._schedule import (
     make_plan,
     missing_cone,
     plan_or_raise,
+    sequence_from_kept,
     with_frees,
 )
 from lowtide._simulate import simulate
 from lowtide.chains import (
     Backward,
     Forward,
-    RotorSolution,
     RotorStep,
     Stage,
     StageOption,
     rotor,
     rotor_floor,
 )
-from lowtide.planners._chain import Chain, backward_bytes, coarse_chain
-from lowtide.planners._segments import Tried, num_levels, pick
+from lowtide.planners._chain import Chain, backward_bytes, chain_of
+from lowtide.planners._segments import Candidate, Tried, ladder, num_levels, pick
 
-_GRAINS = (49, 17)
-_NUM_SHARED = 4
+_MAX_CUTS = 49
+_NUM_CHAINS = 8
 _SLOTS = 200
 
 
@@ -57,12 +57,9 @@ def plan(
     if budget_bytes is not None and step.baseline_peak_bytes <= budget_bytes:
         return make_plan(step, baseline, planner="rotor", budget_bytes=budget_bytes)
     tried = [Tried(step.baseline_peak_bytes, step.baseline_seconds, baseline)]
-    for max_cuts in _GRAINS if step.turn >= 0 else ():
-        chain = coarse_chain(step, max_cuts=max_cuts, num_shared=_NUM_SHARED)
-        stages = _stages(chain)
-        sequences = dict.fromkeys(s.sequence for s in _solutions(step, stages))
-        for sequence in sequences:
-            schedule = with_frees(step, _Lowering(chain).lower(sequence))
+    if step.turn >= 0:
+        for sequence in dict.fromkeys(_sequences(step)):
+            schedule = with_frees(step, sequence)
             timeline = simulate(step, schedule)
             tried.append(Tried(timeline.peak_bytes, timeline.seconds, schedule))
     chosen = pick(tried, budget_bytes)
@@ -71,35 +68,59 @@ def plan(
     )
 
 
-def _solutions(step: StepGraph, stages: Sequence[Stage]) -> Iterator[RotorSolution]:
-    """Sequences for evenly spaced limits, from the least to the baseline's peak."""
-    low = rotor_floor(stages)
-    high = max(low, step.baseline_peak_bytes)
-    levels = num_levels(step)
-    for level in range(levels):
-        yield rotor(stages, low + (high - low) * level // levels, slots=_SLOTS)
+def _sequences(step: StepGraph) -> Iterator[tuple[int, ...]]:
+    """Op sequences to try, whatever the budget."""
+    fine = chain_of(step, max_cuts=192)
+    flat = ladder(fine, levels=num_levels(step))
+    for candidate in flat:
+        yield tuple(sequence_from_kept(step, candidate.choice.kept(fine)))
+    for chain, limits in _limits(step, fine, flat):
+        base = int(backward_bytes(chain.lifetimes)[2].min())
+        stages = _stages(chain, base)
+        low = rotor_floor(stages)
+        for limit in dict.fromkeys(max(low, limit - base) for limit in limits):
+            moves = rotor(stages, limit, slots=_SLOTS).sequence
+            for holds in (True, False):
+                yield tuple(_Lowering(chain, holds=holds).lower(moves))
 
 
-def _stages(chain: Chain) -> list[Stage]:
-    """The segments of a chain as stages, in absolute bytes.
+def _limits(
+    step: StepGraph, fine: Chain, flat: Sequence[Candidate]
+) -> Iterator[tuple[Chain, list[int]]]:
+    """Chains of stages, each with the limits it suits.
+
+    For most budgets the stages are the segments of the best plan without nesting: short
+    where bytes are large, long where they do not matter. Others are of even length.
+    """
+    short = [c for c in flat if 2 < len(c.choice.cuts) <= _MAX_CUTS]
+    for candidate in short[:: max(1, len(short) // _NUM_CHAINS)]:
+        limits = [candidate.peak_bytes * p // 100 for p in (96, 104)]
+        yield fine.at(candidate.choice.cuts), limits
+    low, high = flat[0].peak_bytes * 3 // 4, step.baseline_peak_bytes
+    levels = max(8, num_levels(step) // 2)
+    limits = [low + (high - low) * k // levels for k in range(levels)]
+    yield chain_of(step, max_cuts=_MAX_CUTS), limits
+
+
+def _stages(chain: Chain, base_bytes: int) -> list[Stage]:
+    """The segments of a chain as stages, in bytes above `base_bytes`.
 
     What lies beneath (residents, gradients of parameters made by then) is counted as
-    scratch of every pass, so that the limit is the budget itself.
+    scratch of every pass, so that a limit plus the base is a budget.
     """
-    sizes = chain.step.sizes
     _, before, lasting = backward_bytes(chain.lifetimes)
     stages: list[Stage] = []
     for i in range(len(chain) - 1):
         time = chain.times[i + 1]
-        output = sum(sizes[s] for s in chain.crossing[i + 1])
-        through = sum(sizes[s] for s in chain.crossing[i] & chain.crossing[i + 1])
-        saved = max(output, int(chain.saved_bytes[i, i + 1]) + through)
+        output = int(chain.cut_bytes[i, i + 1])
+        saved = int(chain.saved_bytes[i, i + 1])
         gradient = int(before[time] - lasting[time])
-        base = int(lasting[time])
+        base = int(lasting[time]) - base_bytes
         fill = max(0, int(chain.fill_bytes[i, i + 1]) - saved)
-        back = max(0, int(chain.backward_peak[i, i + 1]) - saved - gradient)
+        peak = int(chain.backward_peak[i, i + 1]) - base_bytes
+        back = max(0, peak - saved - gradient)
         passing = max(0, int(chain.pass_bytes[i, i + 1]) - output)
-        seconds = float(chain.rerun_seconds[i + 1] - chain.rerun_seconds[i])
+        seconds = float(chain.seconds[i, i + 1])
         way = StageOption(seconds, 0.0, saved, base + fill, back)
         stages.append(
             Stage(
@@ -121,17 +142,20 @@ class _Lowering:
     """Turns a sequence over stages into ops.
 
     What is held is a set of storages; dropping one means no more than to make it again
-    when it is next needed, since `with_frees` frees whatever is made again later.
+    when it is next needed, since `with_frees` frees whatever is made again later. With
+    `holds`, the input of the stage whose backward is done last stays while the stage
+    before it may still use it; the recurrence drops it and makes it again.
     """
 
     chain: Chain
+    holds: bool
 
     def lower(self, sequence: Sequence[RotorStep]) -> list[int]:
         """The forward, the turn, and then what the rest of the sequence asks for."""
         life, step = self.chain.lifetimes, self.chain.step
         num_stages = len(self.chain) - 1
         first, rest = sequence[:num_stages], sequence[num_stages:]
-        values, saved = {0}, set[int]()
+        values, saved, done = {0}, set[int](), num_stages
         for move in first:
             assert isinstance(move, Forward)
             self._note(move, values, saved)
@@ -143,12 +167,12 @@ class _Lowering:
                 self._backward(move.stage, alive, ops)
                 values.discard(move.stage)
                 saved.discard(move.stage)
-                alive = self._trim(alive, values, saved)
+                done = move.stage
             else:
                 self._note(move, values, saved)
                 if isinstance(following, Forward):
                     self._make(self.chain.crossing[move.stage + 1], alive, ops)
-                alive = self._trim(alive, values, saved)
+            alive = self._trim(alive, self._held(values, saved), done)
         return ops
 
     def _note(self, move: Forward, values: set[int], saved: set[int]) -> None:
@@ -164,10 +188,14 @@ class _Lowering:
         cuts = [*values, *(stage + 1 for stage in saved)]
         return self.chain.kept(cuts, whole).union(self.chain.lifetimes.pinned)
 
-    def _trim(self, alive: set[int], values: set[int], saved: set[int]) -> set[int]:
-        """What stays: gradients, residents, and of the forward only what is held."""
+    def _trim(self, alive: set[int], held: set[int], done: int) -> set[int]:
+        """What stays: gradients, residents, and of the forward only what is held.
+
+        `done` is the last stage whose backward has run.
+        """
         born = self.chain.lifetimes.born
-        held = self._held(values, saved)
+        if self.holds:
+            held = held.union(self.chain.crossing[done])
         return {s for s in alive if s not in born or s in held}
 
     def _backward(self, stage: int, alive: set[int], ops: list[int]) -> None:
