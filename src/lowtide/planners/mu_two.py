@@ -32,7 +32,9 @@ while the exact peak is reached.
 Complexity: quadratic in the candidates, and one simulation for each of up to 150 of
 them.
 
-Loses where storages must go together: it takes one at a time, never reconsiders, adds
+Loses near its lowest peak: what is recomputed from what is recomputed is made again and
+again, and a choice that would run five times the step's ops ends the search. Loses too
+where storages must go together: it takes one at a time, never reconsiders, adds
 up seconds that recomputations share, and in its default form does not ask whether a
 storage is there at the peak at all.
 """
@@ -96,11 +98,15 @@ def plan(
 # Up to this many choices are simulated one by one; of more, every so-manieth, and then
 # those around the best.
 _MOST_POINTS = 150
+# A choice that runs this many times the baseline's ops ends the search.
+_THRASHING = 5
 
 
 def _first_that_fits(points: Sequence[_Point], budget_bytes: int) -> _Point | None:
     stride = -(-len(points) // _MOST_POINTS)
     for start in range(0, len(points), stride or 1):
+        if points[start].is_thrashing:
+            break
         if points[start].exact.peak_bytes <= budget_bytes:
             near = points[max(0, start - stride + 1) : start + 1]
             return next(p for p in near if p.exact.peak_bytes <= budget_bytes)
@@ -112,9 +118,13 @@ def _lowest(points: Sequence[_Point]) -> _Point:
         return points[k].exact[:2]
 
     stride = -(-len(points) // _MOST_POINTS)
-    best = min(range(0, len(points), stride), key=rank)
+    best = 0
+    for k in range(0, len(points), stride):
+        if points[k].is_thrashing:
+            break
+        best = min(best, k, key=rank)
     near = range(max(0, best - stride + 1), min(len(points), best + stride))
-    return points[min(near, key=rank)]
+    return points[min((k for k in near if not points[k].is_thrashing), key=rank)]
 
 
 @dataclass(slots=True)
@@ -210,6 +220,12 @@ class _Point:
         return with_frees(self.profile.step, sequence)
 
     @cached_property
+    def is_thrashing(self) -> bool:
+        """Whether it runs too many ops to be worth a look."""
+        most = _THRASHING * len(self.profile.step.baseline)
+        return len(recompute_late(self.profile, self.chosen, most=most)) > most
+
+    @cached_property
     def exact(self) -> _Exact:
         step, schedule = self.profile.step, self.schedule
         timeline = simulate(step, schedule)
@@ -244,6 +260,8 @@ def _points(profile: Profile, simulation: Simulation) -> Iterator[_Point]:
         pool: Iterable[Candidate] = remaining.values()
         if simulation == "exact":
             if len(chosen) % stride == 0:
+                if point.is_thrashing:
+                    return
                 peak = point.exact.peak_place
             pool = [
                 c
@@ -301,11 +319,14 @@ def _baseline_live(step: StepGraph) -> LiveBytes:
     )
 
 
-def recompute_late(profile: Profile, chosen: frozenset[int]) -> list[int]:
+def recompute_late(
+    profile: Profile, chosen: frozenset[int], *, most: float = float("inf")
+) -> list[int]:
     """The op sequence that makes each chosen storage at its first backward use.
 
     It then lives to its last use. Whatever else has to be made on the way there lives
-    only as long as that takes, and is made again the next time.
+    only as long as that takes, and is made again the next time. A sequence longer than
+    `most` is broken off.
     """
     step = profile.step
     held = profile.fixed.union(profile.saved) - chosen
@@ -326,6 +347,8 @@ def recompute_late(profile: Profile, chosen: frozenset[int]) -> list[int]:
                         if made in until:
                             alive[made] = until[made]
         sequence.append(number)
+        if len(sequence) > most:
+            break
     return sequence
 
 
