@@ -27,9 +27,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from lowtide.errors import StepFormatError
+
+if TYPE_CHECKING:
+    from lowtide._queries import Lifetime, OpRecord, Peak, Share
 
 Kind = Literal[
     "parameter",
@@ -206,6 +209,58 @@ class StepGraph:
         from lowtide.planners import least_peak_bytes
 
         return least_peak_bytes(self)
+
+    def at_peak(self) -> Peak:
+        """What is alive when the baseline is at its peak, largest first."""
+        from lowtide._queries import at_peak
+
+        return at_peak(self)
+
+    def lifetimes(self) -> tuple[Lifetime, ...]:
+        """When each storage is made, used and idle, and what remaking it costs."""
+        from lowtide._queries import lifetimes
+
+        return lifetimes(self)
+
+    def op_records(self) -> tuple[OpRecord, ...]:
+        """Each op of the baseline: its time, its bytes, the bytes alive around it."""
+        from lowtide._queries import op_records
+
+        return op_records(self)
+
+    def by_kind(self) -> dict[str, int]:
+        """Bytes at the baseline's peak by kind."""
+        from lowtide._queries import by_kind
+
+        return by_kind(self)
+
+    def by_module(self, depth: int = 2) -> tuple[Share, ...]:
+        """Time and bytes by module, repeated layers collapsed."""
+        from lowtide._queries import by_module
+
+        return by_module(self, depth)
+
+    def by_op_type(self) -> tuple[Share, ...]:
+        """Time and bytes by type of op, the slowest first."""
+        from lowtide._queries import by_op_type
+
+        return by_op_type(self)
+
+    def shares(self) -> dict[str, float]:
+        """Fraction of the time spent in forward, backward and optimizer."""
+        from lowtide._queries import shares
+
+        return shares(self)
+
+    def to_csv(
+        self,
+        path: str | Path,
+        table: Literal["storages", "ops", "modules"] = "storages",
+    ) -> None:
+        """Write one row per storage, op or module."""
+        from lowtide._queries import save_csv
+
+        save_csv(self, path, table)
 
     def with_seconds(self, seconds: Iterable[float]) -> StepGraph:
         """The same step with other op times."""

@@ -10,8 +10,8 @@ import lowtide
 
 # Every stage that must plan, simulate or report without torch, present or to come.
 TORCH_FREE = set(
-    "_diff _format _graph _names _plan _report _schedule _simulate _text _units "
-    "chains errors planners".split()
+    "_diff _format _graph _names _plan _queries _report _schedule _simulate _text "
+    "_units chains errors planners".split()
 )
 MODULES = {module.name for module in pkgutil.iter_modules(lowtide.__path__)}
 PRESENT = TORCH_FREE & MODULES

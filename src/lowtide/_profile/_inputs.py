@@ -1,7 +1,7 @@
 """Real arguments for one op, made from the fake ones of its call.
 
 Every tensor gets its shape, strides and dtype over a buffer no larger than they span,
- so an expanded tensor costs the bytes it really has. Values are positive and of
+so an expanded tensor costs the bytes it really has. Values are positive and of
 order one: no kernel meets a denormal, a NaN or the logarithm of a negative number.
 Whole numbers that point into another argument (tokens, labels, places) stay within it.
 """
