@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 
-from lowtide.errors import BudgetTooSmallError, LowtideError
+from lowtide.errors import BudgetTooSmallError
 from lowtide.planners.auto._effort import Effort
 from lowtide.planners.auto._problem import Problem
 
@@ -62,7 +62,8 @@ def other_plans(
             )
         except BudgetTooSmallError:
             continue
-        except LowtideError as error:
+        except Exception as error:
+            # Any planner may be installed; a broken one must not stop this one.
             log.warning("planner %s gave no start: %s", name, error)
             continue
         yield found.ops

@@ -22,6 +22,7 @@ from lowtide.planners.auto._greedy import Options, lower
 from lowtide.planners.auto._guide import guided
 from lowtide.planners.auto._improve import improve
 from lowtide.planners.auto._keep import raise_up
+from lowtide.planners.auto._order import outputs_late
 from lowtide.planners.auto._others import other_plans
 from lowtide.planners.auto._problem import Problem
 
@@ -52,6 +53,8 @@ class Search:
         self.step = step
         self.problem = Problem(step)
         self.effort = Effort(self.problem, time_limit, clock=clock)
+        given = Draft(self.problem, self.problem.baseline)
+        self.problem.baseline = outputs_late(self.problem)
         self.base = Draft(self.problem, self.problem.baseline)
         self.drafts: list[Draft] = []
         self.history: list[tuple[float, float]] = []
@@ -59,6 +62,7 @@ class Search:
         self.proven = 0.0
         self.proven_bytes = 0.0
         self.budget = 0.0
+        self.offer(given)
         self.offer(self.base)
 
     @cached_property
