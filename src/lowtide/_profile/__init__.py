@@ -8,3 +8,4 @@ from lowtide._profile._costs import costs as costs
 from lowtide._profile._devices import Device as Device
 from lowtide._profile._devices import available_devices as available_devices
 from lowtide._profile._devices import find_device as find_device
+from lowtide._profile._optimizer import with_optimizer as with_optimizer
