@@ -10,15 +10,16 @@ and the lowest peak of all is the true least of the family.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from weakref import ref
 
 import numpy as np
 
 from lowtide._graph import StepGraph
-from lowtide._plan import Plan, Schedule
-from lowtide._schedule import from_kept, make_plan, plan_or_raise, with_frees
+from lowtide._plan import Plan
+from lowtide._schedule import plan_or_raise, sequence_from_kept, with_frees
 from lowtide._simulate import simulate
 from lowtide.planners._chain import Chain
 
@@ -200,45 +201,67 @@ def ladder(chain: Chain, *, levels: int, reach: int | None = None) -> list[Candi
 
 def num_levels(step: StepGraph) -> int:
     """How many budgets to try: fewer on long steps, where each takes longer."""
-    return max(8, min(32, 60_000 // (1 + len(step.ops))))
+    return max(8, min(40, 80_000 // (1 + len(step.ops))))
+
+
+def kept_sequences(
+    step: StepGraph, candidates: Iterable[Candidate]
+) -> Iterator[tuple[int, ...]]:
+    """Op sequences of the candidates that no other beats in bytes and seconds."""
+    for kept in dict.fromkeys(c.choice.kept(c.chain) for c in _front(candidates)):
+        yield tuple(sequence_from_kept(step, kept))
 
 
 def best_plan(
     step: StepGraph,
-    candidates: Iterable[Candidate],
+    sequences: Callable[[StepGraph], Iterable[tuple[int, ...]]],
     *,
     planner: str,
     budget_bytes: int | None,
 ) -> Plan:
-    """The fastest of the candidates that fits; that of least peak without a budget.
+    """The fastest of the sequences that fits; that of least peak without a budget.
 
-    Those that another beats in bytes and seconds are left out, the rest is simulated.
-    Keeping everything is always among them.
+    Running everything once is always among them. Sequences do not depend on the budget,
+    so they are remembered as long as the step is.
     """
-    baseline = with_frees(step, step.baseline)
     if budget_bytes is not None and step.baseline_peak_bytes <= budget_bytes:
-        return make_plan(step, baseline, planner=planner, budget_bytes=budget_bytes)
-    tried = [Tried(step.baseline_peak_bytes, step.baseline_seconds, baseline)]
-    for kept in dict.fromkeys(c.choice.kept(c.chain) for c in _front(candidates)):
-        schedule = from_kept(step, kept)
-        timeline = simulate(step, schedule)
-        tried.append(Tried(timeline.peak_bytes, timeline.seconds, schedule))
-    chosen = pick(tried, budget_bytes)
+        chosen = step.baseline
+    else:
+        chosen = _pick(_tried(step, sequences, planner), budget_bytes).sequence
     return plan_or_raise(
-        step, chosen.schedule, planner=planner, budget_bytes=budget_bytes
+        step, with_frees(step, chosen), planner=planner, budget_bytes=budget_bytes
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
-    """A schedule and what simulating it said."""
+class _Tried:
+    """A sequence and what simulating it said."""
 
     peak_bytes: int
     seconds: float
-    schedule: Schedule
+    sequence: tuple[int, ...]
 
 
-def pick(tried: Sequence[Tried], budget_bytes: int | None) -> Tried:
+_remembered: dict[tuple[str, int], tuple[ref[StepGraph], list[_Tried]]] = {}
+
+
+def _tried(
+    step: StepGraph,
+    sequences: Callable[[StepGraph], Iterable[tuple[int, ...]]],
+    planner: str,
+) -> list[_Tried]:
+    key = planner, id(step)
+    if key in _remembered and _remembered[key][0]() is step:
+        return _remembered[key][1]
+    tried: list[_Tried] = []
+    for sequence in dict.fromkeys((step.baseline, *sequences(step))):
+        timeline = simulate(step, with_frees(step, sequence))
+        tried.append(_Tried(timeline.peak_bytes, timeline.seconds, sequence))
+    _remembered[key] = (ref(step, lambda _: _remembered.pop(key, None)), tried)
+    return tried
+
+
+def _pick(tried: Sequence[_Tried], budget_bytes: int | None) -> _Tried:
     """The fastest that fits, or that of least peak if none does or none need."""
     if budget_bytes is not None:
         fits = [t for t in tried if t.peak_bytes <= budget_bytes]

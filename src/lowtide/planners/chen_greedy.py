@@ -17,12 +17,13 @@ place is: `hong_static` chooses among all. A heuristic even for its own objectiv
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from itertools import pairwise
 
 from lowtide._graph import StepGraph
 from lowtide._plan import Plan
 from lowtide.planners._chain import Chain, chain_of
-from lowtide.planners._segments import best_plan, ladder, num_levels
+from lowtide.planners._segments import best_plan, kept_sequences, ladder, num_levels
 
 _NUM_BOUNDS = 12
 
@@ -32,6 +33,10 @@ def plan(
 ) -> Plan:
     """The fastest plan of a greedy walk that fits, or that of least peak."""
     del time_limit
+    return best_plan(step, _sequences, planner="chen_greedy", budget_bytes=budget_bytes)
+
+
+def _sequences(step: StepGraph) -> Iterator[tuple[int, ...]]:
     chain = chain_of(step, max_cuts=192)
     walks = dict.fromkeys(_greedy(chain, bound) for bound in _bounds(chain))
     levels = max(4, num_levels(step) // 2)
@@ -40,7 +45,7 @@ def plan(
         for cuts in walks
         for candidate in ladder(chain.at(cuts), levels=levels, reach=1)
     ]
-    return best_plan(step, found, planner="chen_greedy", budget_bytes=budget_bytes)
+    return kept_sequences(step, found)
 
 
 def _bounds(chain: Chain) -> list[int]:

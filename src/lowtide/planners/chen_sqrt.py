@@ -15,11 +15,13 @@ larger than late ones (every convolutional network) the first part holds the pea
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from lowtide._graph import StepGraph
 from lowtide._plan import Plan
 from lowtide.chains import sqrt_n
 from lowtide.planners._chain import chain_of
-from lowtide.planners._segments import best_plan, ladder, num_levels
+from lowtide.planners._segments import best_plan, kept_sequences, ladder, num_levels
 
 _GRAINS = (192, 64, 24)
 
@@ -29,9 +31,13 @@ def plan(
 ) -> Plan:
     """The fastest plan with equally spaced cuts that fits, or that of least peak."""
     del time_limit
+    return best_plan(step, _sequences, planner="chen_sqrt", budget_bytes=budget_bytes)
+
+
+def _sequences(step: StepGraph) -> Iterator[tuple[int, ...]]:
     found = []
     for max_cuts in _GRAINS:
         chain = chain_of(step, max_cuts=max_cuts)
         cuts = sqrt_n([1] * len(chain)).kept
         found += ladder(chain.at(cuts), levels=num_levels(step), reach=1)
-    return best_plan(step, found, planner="chen_sqrt", budget_bytes=budget_bytes)
+    return kept_sequences(step, found)

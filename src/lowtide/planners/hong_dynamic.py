@@ -17,10 +17,12 @@ prefixes again and again, `auto` chooses single storages.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from lowtide._graph import StepGraph
 from lowtide._plan import Plan
 from lowtide.planners._chain import chain_of
-from lowtide.planners._segments import best_plan, ladder, num_levels
+from lowtide.planners._segments import best_plan, kept_sequences, ladder, num_levels
 
 
 def plan(
@@ -28,6 +30,12 @@ def plan(
 ) -> Plan:
     """The fastest plan of saved and rerun segments that fits, or that of least peak."""
     del time_limit
+    return best_plan(
+        step, _sequences, planner="hong_dynamic", budget_bytes=budget_bytes
+    )
+
+
+def _sequences(step: StepGraph) -> Iterator[tuple[int, ...]]:
     chain = chain_of(step, max_cuts=192)
     found = ladder(chain, levels=num_levels(step))
-    return best_plan(step, found, planner="hong_dynamic", budget_bytes=budget_bytes)
+    return kept_sequences(step, found)

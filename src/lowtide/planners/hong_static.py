@@ -18,13 +18,14 @@ it allows; see `hong_dynamic`.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
 
 import numpy as np
 
 from lowtide._graph import StepGraph
 from lowtide._plan import Plan
 from lowtide.planners._chain import Bytes, Chain, chain_of
-from lowtide.planners._segments import best_plan, ladder, num_levels
+from lowtide.planners._segments import best_plan, kept_sequences, ladder, num_levels
 
 _MAX_PATHS = 64
 
@@ -34,6 +35,10 @@ def plan(
 ) -> Plan:
     """The fastest plan on a static-optimal path that fits, or that of least peak."""
     del time_limit
+    return best_plan(step, _sequences, planner="hong_static", budget_bytes=budget_bytes)
+
+
+def _sequences(step: StepGraph) -> Iterator[tuple[int, ...]]:
     chain = chain_of(step, max_cuts=128)
     levels = max(4, num_levels(step) // 4)
     found = [
@@ -41,7 +46,7 @@ def plan(
         for cuts in static_paths(chain)
         for candidate in ladder(chain.at(cuts), levels=levels, reach=1)
     ]
-    return best_plan(step, found, planner="hong_static", budget_bytes=budget_bytes)
+    return kept_sequences(step, found)
 
 
 def static_paths(chain: Chain) -> list[tuple[int, ...]]:

@@ -19,18 +19,11 @@ steps that are no chain (U-Nets, encoder-decoders) keep their skips.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lowtide._graph import StepGraph
 from lowtide._plan import Plan
-from lowtide._schedule import (
-    make_plan,
-    missing_cone,
-    plan_or_raise,
-    sequence_from_kept,
-    with_frees,
-)
-from lowtide._simulate import simulate
+from lowtide._schedule import missing_cone, sequence_from_kept
 from lowtide.chains import (
     Backward,
     Forward,
@@ -41,11 +34,11 @@ from lowtide.chains import (
     rotor_floor,
 )
 from lowtide.planners._chain import Chain, backward_bytes, chain_of
-from lowtide.planners._segments import Candidate, Tried, ladder, num_levels, pick
+from lowtide.planners._segments import Candidate, best_plan, ladder, num_levels
 
-_MAX_CUTS = 49
-_NUM_CHAINS = 8
-_SLOTS = 200
+_MAX_CUTS = 41
+_NUM_CHAINS = 4
+_SLOTS = 150
 
 
 def plan(
@@ -53,23 +46,13 @@ def plan(
 ) -> Plan:
     """The fastest plan of whole stages that fits, or that of least peak."""
     del time_limit
-    baseline = with_frees(step, step.baseline)
-    if budget_bytes is not None and step.baseline_peak_bytes <= budget_bytes:
-        return make_plan(step, baseline, planner="rotor", budget_bytes=budget_bytes)
-    tried = [Tried(step.baseline_peak_bytes, step.baseline_seconds, baseline)]
-    if step.turn >= 0:
-        for sequence in dict.fromkeys(_sequences(step)):
-            schedule = with_frees(step, sequence)
-            timeline = simulate(step, schedule)
-            tried.append(Tried(timeline.peak_bytes, timeline.seconds, schedule))
-    chosen = pick(tried, budget_bytes)
-    return plan_or_raise(
-        step, chosen.schedule, planner="rotor", budget_bytes=budget_bytes
-    )
+    return best_plan(step, _sequences, planner="rotor", budget_bytes=budget_bytes)
 
 
 def _sequences(step: StepGraph) -> Iterator[tuple[int, ...]]:
     """Op sequences to try, whatever the budget."""
+    if step.turn < 0:
+        return
     fine = chain_of(step, max_cuts=192)
     flat = ladder(fine, levels=num_levels(step))
     for candidate in flat:
@@ -97,7 +80,7 @@ def _limits(
         limits = [candidate.peak_bytes * p // 100 for p in (96, 104)]
         yield fine.at(candidate.choice.cuts), limits
     low, high = flat[0].peak_bytes * 3 // 4, step.baseline_peak_bytes
-    levels = max(8, num_levels(step) // 2)
+    levels = max(4, num_levels(step) // 3)
     limits = [low + (high - low) * k // levels for k in range(levels)]
     yield chain_of(step, max_cuts=_MAX_CUTS), limits
 
@@ -149,6 +132,15 @@ class _Lowering:
 
     chain: Chain
     holds: bool
+    pieces: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Note the piece that is open after each backward op."""
+        step, self.pieces = self.chain.step, []
+        for number in self.chain.lifetimes.backward:
+            opens = step.ops[number].opens
+            piece = step.regions[opens].piece if opens >= 0 else self.pieces[-1]
+            self.pieces.append(piece)
 
     def lower(self, sequence: Sequence[RotorStep]) -> list[int]:
         """The forward, the turn, and then what the rest of the sequence asks for."""
@@ -171,7 +163,7 @@ class _Lowering:
             else:
                 self._note(move, values, saved)
                 if isinstance(following, Forward):
-                    self._make(self.chain.crossing[move.stage + 1], alive, ops)
+                    self._pass_on(move.stage + 1, done, alive, ops)
             alive = self._trim(alive, self._held(values, saved), done)
         return ops
 
@@ -208,10 +200,24 @@ class _Lowering:
             ops.append(number)
             alive.update(op.writes)
 
+    def _pass_on(self, cut: int, done: int, alive: set[int], ops: list[int]) -> None:
+        """Make what crosses a cut, unless it belongs to a piece that cannot run now.
+
+        Then its backward will pull what it needs when its own piece is back.
+        """
+        ops_of, pieces = self.chain.step.ops, self.pieces
+        cone = missing_cone(self.chain.step, self.chain.crossing[cut], alive)
+        # The last backward op to have run, or the turn.
+        time = min(max(1, self.chain.times[done]), len(pieces)) - 1
+        if all(ops_of[number].piece == pieces[time] for number in cone):
+            self._run(cone, alive, ops)
+
     def _make(
         self, needed: Sequence[int] | frozenset[int], alive: set[int], ops: list[int]
     ) -> None:
-        cone = missing_cone(self.chain.step, needed, alive)
+        self._run(missing_cone(self.chain.step, needed, alive), alive, ops)
+
+    def _run(self, cone: list[int], alive: set[int], ops: list[int]) -> None:
         ops.extend(cone)
         for number in cone:
             alive.update(self.chain.step.ops[number].writes)
