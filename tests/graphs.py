@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from lowtide._graph import Kind, Op, Region, StepGraph, Storage, check_graph
 
@@ -261,6 +262,7 @@ class Tape:
 
     def concatenate(self, parts: Sequence[int]) -> int:
         """Saves nothing; the backward cuts the gradient into copies."""
+        parts = tuple(parts)
         rows = self.shape(parts[0])[0]
         columns = sum(self.shape(p)[1] for p in parts)
         (y,) = self.run("cat", parts, [(rows, columns)])
@@ -340,16 +342,28 @@ class Tape:
             for s in self.storages
             if s.kind == "parameter" and s.id in self._grads
         ]
+        outputs = tuple(dict.fromkeys([loss, *self.outputs, *keep]))
         step = StepGraph(
-            ops=tuple(self.ops),
+            ops=_needed(self.ops, outputs),
             storages=tuple(self.storages),
-            outputs=tuple(dict.fromkeys([loss, *self.outputs, *keep])),
+            outputs=outputs,
             regions=tuple(self.regions),
             alignment_bytes=self.alignment_bytes,
             name=self.name,
         )
         check_graph(step)
         return step
+
+
+def _needed(ops: Sequence[Op], outputs: Sequence[int]) -> tuple[Op, ...]:
+    """The ops that an output or an effect needs, as captured steps hold no others."""
+    wanted = set(outputs)
+    found: list[Op] = []
+    for op in reversed(ops):
+        if op.once or not wanted.isdisjoint(op.writes):
+            wanted.update(op.reads)
+            found.append(op)
+    return tuple(replace(op, id=i) for i, op in enumerate(reversed(found)))
 
 
 def chain(
