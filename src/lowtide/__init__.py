@@ -15,6 +15,16 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 _EXPORTS = {
+    "optimize": "_api",
+    "apply": "_api",
+    "restore": "_api",
+    "planned": "_api",
+    "profile": "_api",
+    "verify": "_api",
+    "measure": "_api",
+    "plan": "_planning",
+    "Measurement": "_meter",
+    "Verification": "_verify",
     "StepGraph": "_graph",
     "Op": "_graph",
     "Storage": "_graph",
@@ -44,21 +54,31 @@ _EXPORTS = {
 _MODULES = ("chains", "planners", "errors", "models", "backend")
 
 if TYPE_CHECKING:
+    from lowtide._api import apply as apply
+    from lowtide._api import measure as measure
+    from lowtide._api import optimize as optimize
+    from lowtide._api import planned as planned
+    from lowtide._api import profile as profile
+    from lowtide._api import restore as restore
+    from lowtide._api import verify as verify
     from lowtide._diff import Diff as Diff
     from lowtide._diff import diff as diff
     from lowtide._graph import Op as Op
     from lowtide._graph import StepGraph as StepGraph
     from lowtide._graph import Storage as Storage
+    from lowtide._meter import Measurement as Measurement
     from lowtide._plan import Free as Free
     from lowtide._plan import Plan as Plan
     from lowtide._plan import Proof as Proof
     from lowtide._plan import Run as Run
+    from lowtide._planning import plan as plan
     from lowtide._report import Reference as Reference
     from lowtide._report import Report as Report
     from lowtide._report import report as report
     from lowtide._report._export import export as export
     from lowtide._simulate import Timeline as Timeline
     from lowtide._simulate import simulate as simulate
+    from lowtide._verify import Verification as Verification
 
 
 def __getattr__(name: str) -> object:

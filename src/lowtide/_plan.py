@@ -56,7 +56,12 @@ class Proof:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A schedule for one step, with what it costs by simulation."""
+    """A schedule for one step, with what it costs by simulation.
+
+    `kept` are the storages that cross from forward to backward, `recomputed` the ops that
+    run more than once. `pieces` says for each captured graph its fingerprint and the
+    ranges of op ids of its forward and its backward; `openers` are the ops between them.
+    """
 
     planner: str
     schedule: Schedule
@@ -71,6 +76,8 @@ class Plan:
     proof: Proof
     resident_bytes: int = 0
     step_name: str = "step"
+    pieces: tuple[tuple[str, int, int, int, int], ...] = ()
+    openers: tuple[int, ...] = ()
     names: Mapping[str, tuple[str, ...]] = field(
         default_factory=dict[str, tuple[str, ...]]
     )
@@ -114,6 +121,8 @@ class Plan:
             "baseline_seconds": self.baseline_seconds,
             "overhead": self.overhead,
             "proof": asdict(self.proof),
+            "pieces": [list(row) for row in self.pieces],
+            "openers": list(self.openers),
             "kept": list(self.kept),
             "recomputed": list(self.recomputed),
             "names": {k: list(v) for k, v in self.names.items()},
@@ -145,6 +154,8 @@ class Plan:
                 proof=Proof(**proof),
                 resident_bytes=data["resident_bytes"],
                 step_name=data["step_name"],
+                pieces=tuple(tuple(row) for row in data["pieces"]),
+                openers=tuple(data["openers"]),
                 names={k: tuple(v) for k, v in data["names"].items()},
             )
         except (KeyError, TypeError, ValueError) as error:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,35 +22,70 @@ from torch import fx
 
 from lowtide._capture._joint import Piece, PieceOp, tensors_of
 from lowtide._capture._step import piece_op
+from lowtide.errors import CaptureError
 
 aten = torch.ops.aten
 
 
+@dataclass(frozen=True)
+class Halves:
+    """The two graph modules of a piece. `saved` names what goes from one to the other."""
+
+    forward: fx.GraphModule
+    backward: fx.GraphModule
+    saved: tuple[str, ...]
+
+
 def split(
-    piece: Piece, forward: Sequence[int], backward: Sequence[int]
-) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """The two graph modules of a piece.
+    piece: Piece,
+    forward: Sequence[int],
+    backward: Sequence[int],
+    *,
+    also_save: Sequence[str] = (),
+) -> Halves:
+    """The graphs that run these ops.
 
     Args:
         piece: The captured graph.
         forward: Numbers of the ops (as in `step_of`) to run in the forward, in order.
         backward: Numbers of those to run in the backward.
+        also_save: Inputs to hand to the backward even if it does not read them.
     """
     forward_ops = [piece_op(piece, n) for n in forward]
     backward_ops = [piece_op(piece, n) for n in backward]
     replayed = {op.node for op in forward_ops + backward_ops if op.variant == "replay"}
     second = _Emitter(piece, replayed)
-    gradients = second.backward(backward_ops)
+    gradients = second.backward(backward_ops, also_save)
     first = _Emitter(piece, replayed)
     outputs = first.forward(forward_ops)
     saved = [first.value_of_storage(s) for s in second.saved]
     first.graph.output((*outputs, *saved))
     second.graph.output(tuple(gradients))
-    modules = []
-    for emitter in (first, second):
-        emitter.graph.lint()
-        modules.append(fx.GraphModule(piece.joint, emitter.graph))
-    return modules[0], modules[1]
+    names = tuple(saved_name(piece, s) for s in second.saved)
+    return Halves(first.module(), second.module(), names)
+
+
+def backward_from(
+    piece: Piece, backward: Sequence[int], saved: Sequence[str]
+) -> fx.GraphModule:
+    """Another backward for a forward that saves exactly this."""
+    emitter = _Emitter(piece, set())
+    gradients = emitter.backward([piece_op(piece, n) for n in backward], saved)
+    missing = [saved_name(piece, s) for s in emitter.saved][len(saved) :]
+    if missing:
+        raise CaptureError(
+            f"other outputs are differentiated than were planned for, and "
+            f"{', '.join(missing)} was not kept",
+            fix="Give lowtide.optimize a function that returns only the loss",
+        )
+    emitter.graph.output(tuple(gradients))
+    return emitter.module()
+
+
+def saved_name(piece: Piece, storage: int) -> str:
+    """The name under which a storage goes from forward to backward."""
+    found = piece.storages[storage]
+    return found.name if found.base is None else found.base.name
 
 
 class _Emitter:
@@ -71,15 +107,22 @@ class _Emitter:
             self.run(op)
         return [self.map(n) for n in self.piece.forward_outputs]
 
-    def backward(self, ops: Sequence[PieceOp]) -> list[Any]:
+    def backward(self, ops: Sequence[PieceOp], saved: Sequence[str]) -> list[Any]:
         for place, node in enumerate(self.piece.tangents):
             copy = self.placeholder(node)
             self.first_tangent = self.first_tangent or copy
             if place not in self.piece.absent_tangents:
                 self.values[node] = copy
+        known = {saved_name(self.piece, s): s for s in range(len(self.piece.storages))}
+        for name in saved:
+            self.save(known[name])
         for op in ops:
             self.run(op)
         return [self.map(n) for n in self.piece.gradients]
+
+    def module(self) -> fx.GraphModule:
+        self.graph.lint()
+        return fx.GraphModule(self.piece.joint, self.graph)
 
     def placeholder(self, node: fx.Node, name: str = "") -> fx.Node:
         copy = self.graph.placeholder(name or node.name)
@@ -150,9 +193,10 @@ class _Emitter:
             made = self.graph.node_copy(op.node, self.value)
         elif op.variant == "replay":
             state = self.state(op.reads[-1])
+            device = str(tensors_of(op.node)[0].device)
             made = self.graph.call_function(
                 run_with_generator_state,
-                (state, op.node.target, *self.map(op.node.args)),
+                (state, device, op.node.target, *self.map(op.node.args)),
                 dict(self.map(op.node.kwargs)),
             )
             made.meta = dict(op.node.meta)
@@ -214,11 +258,9 @@ def set_generator_state(device: str, state: torch.Tensor) -> None:
 
 
 def run_with_generator_state(
-    state: torch.Tensor, target: Any, *arguments: Any, **keywords: Any
+    state: torch.Tensor, device: str, target: Any, /, *arguments: Any, **keywords: Any
 ) -> Any:
     """Draw what was drawn from this state, and leave the generator as it was."""
-    tensor = next(a for a in arguments if isinstance(a, torch.Tensor))
-    device = str(tensor.device)
     current = generator_state(device)
     set_generator_state(device, state)
     try:

@@ -197,6 +197,8 @@ def make_plan(
         or Proof(step.baseline_seconds, _gap(step, timeline.seconds), "rule"),
         resident_bytes=step.resident_bytes,
         step_name=step.name,
+        pieces=tuple(tuple(row) for row in step.facts.get("pieces", ())),
+        openers=tuple(op.id for op in step.ops if op.opens >= 0),
         names={
             "kept": tuple(step.storages[s].name for s in kept),
             "recomputed": tuple(step.ops[i].name for i in recomputed),
@@ -225,13 +227,24 @@ def plan_or_raise(
     return plan
 
 
+_MANY = {
+    "parameter": "parameters",
+    "buffer": "buffers",
+    "input": "inputs",
+    "activation": "activations",
+    "gradient": "gradients",
+    "optimizer_state": "optimizer state",
+    "temporary": "temporaries",
+    "recomputed": "recomputed activations",
+}
+
+
 def blame(step: StepGraph, schedule: Sequence[Item]) -> str:
     """What is alive at the peak of a schedule, largest first, in words."""
     timeline = simulate(step, schedule)
     kinds = {k: v[timeline.peak_index] for k, v in live_by_kind(step, schedule).items()}
-    words = {"optimizer_state": "optimizer state", "activation": "activations"}
     parts = [
-        f"{words.get(k, k + 's' if not k.endswith('d') else k)} {format_bytes(v)}"
+        f"{_MANY.get(k, k)} {format_bytes(v)}"
         for k, v in sorted(kinds.items(), key=lambda kv: -kv[1])
         if v * 50 > timeline.peak_bytes
     ]

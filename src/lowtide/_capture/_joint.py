@@ -83,7 +83,8 @@ class Piece:
     """A captured graph with its tables.
 
     `absent_tangents` are the tangents that this reading of the graph takes to be zero:
-    outputs returned beside a loss that nobody differentiates.
+    outputs returned beside a loss that nobody differentiates. `kept_bytes` is what its
+    forward keeps for its backward once it is planned.
     """
 
     joint: fx.GraphModule
@@ -98,6 +99,7 @@ class Piece:
     mutated_inputs: dict[int, int]
     held_outputs: tuple[int, ...]
     absent_tangents: frozenset[int] = frozenset()
+    kept_bytes: int = 0
     nodes_of: dict[int, list[fx.Node]] = field(default_factory=dict)
 
 
@@ -441,19 +443,19 @@ def source_of(node: fx.Node) -> str:
     return f"{path.rsplit('/', 1)[-1]}:{line}"
 
 
+# Dynamo names the root by the variable that holds it: a local, a global, a cell.
+_ROOT = re.compile(r"^(?:[LG]\['\w+'\]|.*cell_contents)(?:\.__self__)?")
+
+
 def module_of(node: fx.Node) -> str:
     """The module path that this node comes from, such as `layers.3.mlp`."""
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
     if not stack:
         return ""
-    path = list(stack.values())[-1][0]
+    path = _ROOT.sub("", list(stack.values())[-1][0])
     path = re.sub(r"\[['\"]?([^\]'\"]+)['\"]?\]", r".\1", path)
     path = re.sub(r"(^|\.)(_modules|_orig_mod)(?=\.|$)", "", path)
-    path = re.sub(r"\.+", ".", path).strip(".")
-    # Dynamo names the root by the local variable that holds it: L['self'] and so on.
-    return (
-        path.split(".", 2)[2] if path.startswith("L.") and path.count(".") > 1 else ""
-    )
+    return re.sub(r"\.+", ".", path).strip(".")
 
 
 def signature_of(op: PieceOp) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from lowtide._capture._joint import Piece, PieceOp, module_of, signature_of, source_of
 from lowtide._graph import Op, Region, StepGraph, Storage, check_graph
 
@@ -12,7 +14,8 @@ def step_of(piece: Piece, *, name: str = "step") -> StepGraph:
     """The training step that consists of this one piece.
 
     Ops are numbered in baseline order, the turn among them; op k of the step is op k of
-    the piece before the turn and op k-1 after it (see `piece_op`).
+    the piece before the turn and op k-1 after it (see `piece_op`). `facts["pieces"]`
+    holds for each piece its fingerprint and the ranges of its forward and backward ops.
     """
     device = _device(piece)
     storages = tuple(
@@ -44,7 +47,8 @@ def step_of(piece: Piece, *, name: str = "step") -> StepGraph:
         device=device,
     )
     check_graph(step)
-    return step
+    ranges = [[step.fingerprint, 0, num_forward, num_forward + 1, len(ops)]]
+    return replace(step, facts={"pieces": ranges})
 
 
 def piece_op(piece: Piece, number: int) -> PieceOp:

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 aten = torch.ops.aten
 
@@ -142,10 +141,10 @@ def _finish(
     values: dict[fx.Node, fx.Node],
     zero: set[fx.Node],
 ) -> fx.GraphModule | None:
-    flat = pytree.tree_leaves(output.args[0], is_leaf=lambda x: x is None)
-    if any(n in zero for n in flat if isinstance(n, fx.Node)):
-        return None  # a gradient that is all zeros is still a gradient
-    made = graph.output(fx.map_arg(output.args[0], values.__getitem__))
+    # A parameter that only feeds what is not differentiated gets no gradient in eager.
+    made = graph.output(
+        fx.map_arg(output.args[0], lambda n: None if n in zero else values[n])
+    )
     made.meta = dict(output.meta)
     graph.eliminate_dead_code(is_impure_node=_has_effect)
     return fx.GraphModule(joint, graph)

@@ -1,0 +1,33 @@
+"""The fresh process in which `_meter` asks the operating system for a step's peak."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+from lowtide._api import apply, arguments_of
+from lowtide._meter import rss_peak
+from lowtide._plan import Plan
+from lowtide._run import default_loss
+
+
+def main(folder: str) -> None:
+    """Load the job, run one step to warm up, measure the next."""
+    model, batch, loss = torch.load(Path(folder) / "job.pt", weights_only=False)
+    path = Path(folder) / "plan.json"
+    if path.exists():
+        apply(model, Plan.load(path))
+    args, kwargs = arguments_of(batch)
+
+    def step() -> None:
+        (loss or default_loss)(model(*args, **kwargs)).backward()
+
+    step()
+    print(json.dumps({"rss_peak_bytes": rss_peak(step, [model])}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
