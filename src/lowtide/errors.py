@@ -335,6 +335,30 @@ class OutputError(LowtideError, OSError):
         super().__init__(f"cannot write {path}: {_sentence(reason)} {_sentence(fix)}")
 
 
+class TargetError(LowtideError, RuntimeError):
+    """The user's own code, named on the command line, raised an error.
+
+    Args:
+        target: The file, module or function, as it was named.
+        raised: The error it raised, e.g. "ZeroDivisionError: division by zero".
+        location: The user's `file:line` where that happened.
+        code: The line of code there.
+    """
+
+    def __init__(
+        self, target: str, raised: str, *, location: str = "", code: str = ""
+    ) -> None:
+        self.target = target
+        self.raised = raised
+        self.location = location
+        self.code = code
+        where = f" At {location}" + (f": `{code}`." if code else ".")
+        super().__init__(
+            f"{target} raised {_sentence(raised)}{where if location else ''} Run it "
+            "by itself in Python to see more, and mend it there."
+        )
+
+
 class LowtideWarning(UserWarning):
     """The base of every warning lowtide gives."""
 

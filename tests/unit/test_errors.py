@@ -123,6 +123,20 @@ EXAMPLES = [
         ["cannot write out.html: ", "the file exists.", "Pass force=True."],
     ),
     (
+        errors.TargetError(
+            "train.py:make",
+            "ZeroDivisionError: division by zero",
+            location="train.py:12",
+            code="x = 1 / 0",
+        ),
+        RuntimeError,
+        [
+            "train.py:make raised ZeroDivisionError: division by zero.",
+            "At train.py:12: `x = 1 / 0`.",
+            "Run it by itself",
+        ],
+    ),
+    (
         errors.UnsupportedTorchError(
             "partition_fn got unknown arguments ['x']", "9.0.0"
         ),

@@ -1,0 +1,225 @@
+"""The `lowtide` command: verbs, help, and what happens when something fails.
+
+Each verb is one file in `_cli`. Nothing here imports torch; a verb that needs it does
+so when it runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from lowtide import __version__
+from lowtide._cli import _failures
+from lowtide._cli.demo import demo
+from lowtide._cli.diff import diff
+from lowtide._cli.doctor import doctor
+from lowtide._cli.explain import explain
+from lowtide._cli.export import export
+from lowtide._cli.models import models
+from lowtide._cli.plan import plan
+from lowtide._cli.planners import planners
+from lowtide._cli.profile import profile
+from lowtide._cli.report import report
+from lowtide._cli.sweep import sweep
+from lowtide._cli.verify import verify
+from lowtide.errors import LowtideWarning
+
+START, PLAN, LOOK, COMPARE = "Start here", "Plan", "Look", "Compare"
+
+# Each verb with its place in the help and the examples that its help shows.
+_VERBS: tuple[tuple[str, Callable[..., None], tuple[str, ...]], ...] = (
+    (START, demo, ("lowtide demo", "lowtide demo --budget 50% -o demo.html")),
+    (START, doctor, ("lowtide doctor",)),
+    (START, models, ("lowtide models", "lowtide models gpt2")),
+    (
+        PLAN,
+        profile,
+        (
+            "lowtide profile resnet50 --batch 4 -o resnet.step.json",
+            "lowtide profile train.py:make_step",
+            "lowtide profile llama -O size=8b --how estimate --device h100",
+        ),
+    ),
+    (
+        PLAN,
+        plan,
+        (
+            "lowtide plan resnet.step.json --budget 60% -o resnet.plan.json",
+            "lowtide plan train.py:make_step --max-overhead 10%",
+            "lowtide plan tiny_gpt --budget 3MiB --planner all",
+        ),
+    ),
+    (PLAN, sweep, ("lowtide sweep resnet.step.json", "lowtide sweep vit -o vit.svg")),
+    (
+        PLAN,
+        verify,
+        (
+            "lowtide verify train.py:make_step --plan gpt.plan.json",
+            "lowtide verify resnet18 --batch 2 --budget 70%",
+        ),
+    ),
+    (LOOK, report, ("lowtide report gpt.plan.json -o gpt.html",)),
+    (
+        LOOK,
+        explain,
+        (
+            "lowtide explain gpt.plan.json blocks.3",
+            "lowtide explain gpt.step.json --floor",
+        ),
+    ),
+    (LOOK, diff, ("lowtide diff old.plan.json new.plan.json",)),
+    (LOOK, export, ("lowtide export gpt.plan.json --to memory_viz",)),
+    (COMPARE, planners, ("lowtide planners", "lowtide planners auto")),
+)
+
+
+class _Verbs(TyperGroup):
+    """The list of verbs, in sections."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write each section of the list."""
+        for section in dict.fromkeys(section for section, _, _ in _VERBS):
+            rows = [
+                (verb.__name__, (verb.__doc__ or "").splitlines()[0])
+                for place, verb, _ in _VERBS
+                if place == section
+            ]
+            with formatter.section(section):
+                formatter.write_dl(rows)
+
+
+app = typer.Typer(
+    name="lowtide",
+    cls=_Verbs,
+    no_args_is_help=True,
+    add_completion=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="New here? Run `lowtide demo`: two minutes, no data needed.",
+)
+for _, _verb, _examples in _VERBS:
+    _lines = "".join(f"\n  $ {line}" for line in _examples)
+    _word = "Examples" if len(_examples) > 1 else "Example"
+    app.command(name=_verb.__name__, epilog=f"\b\n{_word}:{_lines}")(_verb)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"lowtide {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Tell more on standard error.")
+    ] = False,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            help="Print the version.",
+            callback=_print_version,
+            is_eager=True,
+        ),
+    ] = False,
+) -> None:
+    """Train PyTorch models under a memory budget, with bitwise the same gradients."""
+    del version
+    _listen(verbose)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run one command and exit with its code."""
+    words = sys.argv[1:] if arguments is None else arguments
+    code = _run(words)
+    sys.exit(_flush(code))
+
+
+def _run(words: list[str]) -> int:
+    try:
+        done = app(words, prog_name="lowtide", standalone_mode=False)
+        return done if isinstance(done, int) else _failures.OK
+    except BrokenPipeError:
+        return _hang_up()
+    except _usage_error() as error:
+        return _show_usage(error)
+    except typer.Abort:
+        return _failures.show_error(KeyboardInterrupt())
+    except (Exception, KeyboardInterrupt) as error:
+        with contextlib.suppress(BrokenPipeError):
+            return _failures.show_error(error, as_json="--json" in words)
+        return _hang_up()
+
+
+def _usage_error() -> type[Exception]:
+    """The base of what typer raises on words that it cannot make sense of."""
+    named = [c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException"]
+    return named[0]
+
+
+def _show_usage(error: Any) -> int:
+    context = getattr(error, "ctx", None)
+    _failures.say("error", error.format_message())
+    path = context.command_path if context is not None else "lowtide"
+    print(f"See `{path} --help` for what it takes.", file=sys.stderr)
+    return _failures.USAGE
+
+
+def _flush(code: int) -> int:
+    """Writes out what is left: only now does a full disk or a closed pipe show."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return _hang_up()
+    except OSError as error:
+        _failures.say("error", f"cannot write to standard output: {error.strerror}")
+        _drop_output()
+        return code or _failures.FAILURE
+    return code
+
+
+def _hang_up() -> int:
+    """The reader of our output has gone: stop without a word, as other tools do."""
+    _drop_output()
+    return 141
+
+
+def _drop_output() -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+
+
+class _Handler(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        label = "warning" if record.levelno >= logging.WARNING else "info"
+        _failures.say(label, record.getMessage())
+
+
+def _listen(verbose: bool) -> None:
+    """Shows what the library logs and warns of, each as one line."""
+    log = logging.getLogger("lowtide")
+    log.handlers[:] = [_Handler()]
+    log.setLevel(logging.INFO if verbose else logging.WARNING)
+    log.propagate = False
+    if not verbose:
+        # Other packages' warnings are for those who run them, not for this command.
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("default", LowtideWarning)
+    warnings.showwarning = lambda message, *rest, **more: _failures.say(
+        "warning", str(message)
+    )
+
+
+if __name__ == "__main__":
+    main()
