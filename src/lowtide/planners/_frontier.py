@@ -85,7 +85,7 @@ class Frontier:
         for op in again:
             for s in op.writes:
                 self.makers[s].append(op.id)
-        self._again = [(op.id, op.piece, self._ready(op.id, place)) for op in again]
+        self._ready_after = {op.id: self._ready(op.id, place) for op in again}
 
     def _ready(self, number: int, place: Mapping[int, int]) -> int:
         """The last stage in which this op cannot yet be run again."""
@@ -95,15 +95,20 @@ class Frontier:
 
     def reruns(self, t: int) -> list[int]:
         """Ops that may run again in a stage, in order."""
-        last = self.stages[t]
         return [
             i
-            for i, piece, ready in self._again
-            if ready < t
-            and i < last
-            and piece == self._piece[t]
+            for i in self._ready_after
+            if self.can_rerun(i, t)
             and any(self.need[s] >= t for s in self.step.ops[i].writes)
         ]
+
+    def can_rerun(self, i: int, t: int) -> bool:
+        """Whether an op that may run twice can run again in a stage."""
+        return (
+            self._ready_after[i] < t
+            and i < self.stages[t]
+            and self.step.ops[i].piece == self._piece[t]
+        )
 
     def carried(self, t: int) -> list[int]:
         """Storages whose carrying into a stage is a choice."""
@@ -122,7 +127,7 @@ class Frontier:
             if s not in self.held
         )
         rerun = 0
-        for i, _, ready in self._again:
+        for i, ready in self._ready_after.items():
             latest = max((self.need[s] for s in self.step.ops[i].writes), default=-1)
             rerun += max(0, min(latest, ends - 1) - ready)
         return carry + rerun
@@ -339,7 +344,6 @@ def sequence_of(
     for t, number in enumerate(frontier.stages):
         op = step.ops[number]
         ready = {s for s in carried[t] if frontier.made[s] < t}
-        allowed = set(frontier.reruns(t))
         preferred = runs[t] if runs else set[int]()
         stack = [*op.reads, *(carried[t + 1].difference(op.writes))]
         cone: set[int] = set()
@@ -349,7 +353,7 @@ def sequence_of(
             if s in ready or s in seen or s in frontier.held:
                 continue
             seen.add(s)
-            makers = [i for i in frontier.makers[s] if i in allowed]
+            makers = [i for i in frontier.makers[s] if frontier.can_rerun(i, t)]
             if not makers:
                 # It cannot be made here, so it was carried after all.
                 continue

@@ -23,11 +23,13 @@ unit, the unit of memory is the storage, scratch counts, ops that may run only o
 in their own stage, and the solver is HiGHS.
 
 Complexity: about n^2 choices for n ops; exponential in the worst case. Proven optima
-within seconds up to about 25 ops, sometimes 60; plans with a gap up to about 120 ops
-(12,000 choices). Beyond that the relaxation is solved and rounded, up to about 250 ops
-(60,000 choices). Beyond that the answer is the best plan of the simpler rules that is
-of this form. The plan's `proof.stopped_by` says which it was: "optimal", "time_limit",
-"rounding", or "size_limit".
+within seconds up to about 25 ops, sometimes 60. With the usual ten seconds, plans with
+a gap up to about 120 ops (13,000 choices); beyond that the relaxation is solved and
+rounded, up to about 170 ops (35,000 choices); beyond that the answer is the best plan
+of the simpler rules (`feng`, `dtr`, `mu_two`) brought into this form. More time admits
+larger steps. The plan's `proof.stopped_by` says which it was: "optimal", "time_limit",
+"rounding", or "size_limit". A search that the time limit ends may answer differently on
+another machine; the other three do not.
 
 The bound holds for schedules of this form only: another order of the first runs, or
 running an op twice in one stage, can be better. Loses on anything of real size: a
@@ -37,6 +39,7 @@ training step has several hundred to several thousand ops.
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 
 from lowtide._graph import StepGraph
@@ -48,9 +51,12 @@ from lowtide.planners import dtr, feng, mu_two
 from lowtide.planners._frontier import Frontier, Model, carried_by, sequence_of
 from lowtide.planners._highs import Answer, load_highs, solve
 
-# Choices (columns for what is carried and what runs again) that each form can take.
-_EXACT_CHOICES = 13_000
-_RELAXED_CHOICES = 60_000
+# Choices (columns for what is carried and what runs again) that each form can take, for
+# each second of the time limit: which form is used must not depend on the machine.
+_EXACT_CHOICES = 1_300
+_RELAXED_CHOICES = 3_500
+# Ops for each second up to which the slowest of the simpler rules is asked too.
+_SLOW_RULE_OPS = 150
 
 _THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
@@ -95,7 +101,10 @@ class _Search:
         self.deadline = time.monotonic() + time_limit
         self.began = time.monotonic()
         self.frontier = Frontier(step)
-        self.choices = self.frontier.num_choices()
+        choices = self.frontier.num_choices()
+        self.is_exact = choices <= _EXACT_CHOICES * time_limit
+        self.is_relaxed = not self.is_exact and choices <= _RELAXED_CHOICES * time_limit
+        self.patience = time_limit
         self.unit_bytes = max(1.0, step.baseline_peak_bytes / 1000)
         self.members: list[_Member] = []
         self._seed(budget_bytes)
@@ -115,19 +124,25 @@ class _Search:
     def _seed(self, budget_bytes: int | None) -> None:
         """The baseline, and the simpler planners' answers brought into this form."""
         self.add(list(self.step.baseline))
-        half = self.left / 2
-        for rule in (feng.plan, dtr.plan, mu_two.plan):
-            for asked in dict.fromkeys((budget_bytes, None)):
-                if self.left < half or (asked is None and self._fits(budget_bytes)):
-                    continue
-                try:
-                    found = rule(self.step, asked).ops
-                except BudgetTooSmallError:
-                    continue
-                self.add(sequence_of(self.frontier, carried_by(self.frontier, found)))
+        rules = [feng.plan, dtr.plan]
+        if len(self.step.baseline) <= _SLOW_RULE_OPS * self.patience:
+            rules.append(mu_two.plan)
+        for rule in rules:
+            self._add_rule(rule(self.step, None))
+        floor = min(m.peak_bytes for m in self.members)
+        if budget_bytes is None or budget_bytes < floor:
+            return
+        for rule in rules:
+            with suppress(BudgetTooSmallError):
+                self._add_rule(rule(self.step, budget_bytes))
+        if not self.is_exact:
+            # A rule may by chance go lower under a budget than it can without one, but
+            # no answer may lie below what is said to be the floor.
+            self.members = [m for m in self.members if m.peak_bytes >= floor]
 
-    def _fits(self, budget_bytes: int | None) -> bool:
-        return budget_bytes is not None and self.best_under(budget_bytes) is not None
+    def _add_rule(self, plan: Plan) -> None:
+        carried = carried_by(self.frontier, plan.ops)
+        self.add(sequence_of(self.frontier, carried))
 
     def best_under(self, budget_bytes: int) -> _Member | None:
         """The fastest member that fits."""
@@ -139,7 +154,7 @@ class _Search:
 
         The search ends early at `target_bytes`.
         """
-        if self.choices <= _EXACT_CHOICES and self.left > 0:
+        if self.is_exact and self.left > 0:
             model = Model(self.frontier, self.unit_bytes, None)
             best = min(self.members, key=lambda m: (m.peak_bytes, m.seconds))
             answer = solve(
@@ -150,11 +165,10 @@ class _Search:
                 target=None if target_bytes is None else target_bytes / self.unit_bytes,
             )
             self._take(model, answer)
-        elif self.choices <= _RELAXED_CHOICES and self.left > 0:
+        elif self.is_relaxed:
             model = Model(self.frontier, self.unit_bytes, None)
-            self._round(
-                model, solve(model.rows, time_limit=self.left / 2, relaxed=True)
-            )
+            answer = solve(model.rows, time_limit=self.patience, relaxed=True)
+            self._round(model, answer)
         return min(self.members, key=lambda m: (m.peak_bytes, m.seconds))
 
     def fastest(self, limit_bytes: int, planner: str, budget_bytes: int | None) -> Plan:
@@ -164,11 +178,9 @@ class _Search:
         assert known is not None
         if known.seconds <= bound:
             stopped_by = "optimal"
-        elif self.left <= 0:
-            stopped_by = "time_limit"
-        elif self.choices <= _EXACT_CHOICES:
+        elif self.is_exact:
             bound, stopped_by = self._exact(limit_bytes, known)
-        elif self.choices <= _RELAXED_CHOICES:
+        elif self.is_relaxed:
             bound, stopped_by = self._relaxed(limit_bytes)
         best = self.best_under(limit_bytes)
         assert best is not None
@@ -210,10 +222,8 @@ class _Search:
         bound = self.step.baseline_seconds
         # The paper solves for a tenth less, so that rounding up still fits.
         for asked in (limit_bytes, int(0.9 * limit_bytes)):
-            if self.left <= 0:
-                break
             model = Model(self.frontier, self.unit_bytes, asked)
-            answer = solve(model.rows, time_limit=self.left, relaxed=True)
+            answer = solve(model.rows, time_limit=self.patience, relaxed=True)
             if asked == limit_bytes and answer.is_optimal:
                 bound += answer.bound * model.unit_seconds
             self._round(model, answer)

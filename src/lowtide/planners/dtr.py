@@ -35,6 +35,7 @@ last, and near its floor recomputes the same storages many times.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from lowtide._graph import StepGraph
@@ -59,7 +60,11 @@ def plan(
     del time_limit
     facts = _Facts(step)
     if budget_bytes is not None:
-        sequence = _Cache(facts, budget_bytes, heuristic).run()
+        sequence: Sequence[int] | None = step.baseline
+        # If everything fits, nothing is ever asked for again, so nothing is held in
+        # case it might be.
+        if step.baseline_peak_bytes > budget_bytes:
+            sequence = _Cache(facts, budget_bytes, heuristic).run()
         if sequence is not None:
             return make_plan(
                 step,
