@@ -31,6 +31,7 @@ class Device:
     overhead_seconds: float
     memory_bytes: int = 0
     draws_per_second: float = 1e9
+    first_touch_seconds_per_byte: float = 0.0
     efficiency: Mapping[str, float] = field(default_factory=dict[str, float])
     source: str = ""
 

@@ -18,6 +18,21 @@ _ON_MATRIX_UNITS = frozenset(
     "attention_backward".split()
 )
 
+# Where a description has no efficiency of the class itself.
+_FAMILY = {
+    "convolution_backward": "convolution",
+    "attention_backward": "attention",
+    "batch_norm": "normalisation",
+    "batch_norm_backward": "normalisation",
+    "layer_norm": "normalisation",
+    "layer_norm_backward": "normalisation",
+    "softmax_backward": "softmax",
+    "pooling_backward": "pooling",
+    "transcendental": "elementwise",
+}
+# glibc's largest threshold for memory that it maps and unmaps block by block.
+_FRESH_BYTES = 32 << 20
+
 
 def estimate(call: Call, device: Device) -> Cost:
     """What the call costs on the described device."""
@@ -32,13 +47,21 @@ def seconds_of(work: Work, device: Device) -> float:
     )
     seconds /= efficiency(work.work_class, device)
     drawing = work.draws / device.draws_per_second
-    return device.overhead_seconds + max(seconds, drawing)
+    seconds = device.overhead_seconds + max(seconds, drawing)
+    # The processor's allocator returns large blocks to the operating system, and gets
+    # them back page by page, each cleared at its first touch.
+    if device.first_touch_seconds_per_byte and work.largest_result_bytes > _FRESH_BYTES:
+        seconds += work.largest_result_bytes * device.first_touch_seconds_per_byte
+    return seconds
 
 
 def efficiency(work_class: str, device: Device) -> float:
     """The part of the roofline that this class of work reaches."""
-    given = device.efficiency.get(work_class, device.efficiency.get("default", 0.7))
-    return max(1e-3, given)
+    known = device.efficiency
+    for name in (work_class, _FAMILY.get(work_class, ""), "default"):
+        if name in known:
+            return max(1e-3, known[name])
+    return 0.7
 
 
 def peak_flops(work: Work, device: Device) -> float:

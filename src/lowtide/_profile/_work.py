@@ -9,7 +9,7 @@ truth, and that rule for the rest.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -25,12 +25,18 @@ WorkClass = Literal[
     "depthwise",
     "attention",
     "attention_backward",
-    "normalisation",
+    "batch_norm",
+    "batch_norm_backward",
+    "layer_norm",
+    "layer_norm_backward",
     "softmax",
+    "softmax_backward",
     "pooling",
+    "pooling_backward",
     "reduction",
     "indexing",
     "random",
+    "transcendental",
     "elementwise",
 ]
 
@@ -48,6 +54,7 @@ class Work:
     nbytes: float
     dtype: str = "float32"
     draws: int = 0
+    largest_result_bytes: int = 0
 
 
 # Operations per element where one is not the truth. Counted as a vectorised
@@ -85,6 +92,11 @@ _DRAWS = frozenset(
 
 def work_of(call: Call) -> Work:
     """The work of a call, whatever op it is. Runs nothing and allocates nothing."""
+    largest = max((span_bytes(t) for t in output_tensors(call)), default=0)
+    return replace(_work(call), largest_result_bytes=largest)
+
+
+def _work(call: Call) -> Work:
     name = name_of(call)
     inputs, outputs = input_tensors(call), output_tensors(call)
     read = float(sum(span_bytes(t) for t in inputs))
@@ -101,11 +113,14 @@ def work_of(call: Call) -> Work:
         passes = 2 if "backward" in name else 1
         again = float(sum(span_bytes(t) for t in inputs[:passes]))
         work = (12 if "backward" in name else 8) * elements
-        return Work("normalisation", work, read + again + written, dtype)
+        return Work(_norm_class(name), work, read + again + written, dtype)
     if "softmax" in name:
-        work = (4 if "backward" in name else _HEAVY + 4) * elements
-        return Work("softmax", work, read + written, dtype)
+        if "backward" in name:
+            return Work("softmax_backward", 4 * elements, read + written, dtype)
+        return Work("softmax", (_HEAVY + 4) * elements, read + written, dtype)
     if "pool" in name:
+        if "backward" in name:
+            return Work("pooling_backward", elements, read + written, dtype)
         return Work("pooling", _pooling(call, name, elements), read + written, dtype)
     indexed = _indexing(call, name, inputs, outputs)
     if indexed is not None:
@@ -129,7 +144,8 @@ def work_of(call: Call) -> Work:
     per_element = _PER_ELEMENT.get(name.rstrip("_"), 1)
     if name == "pow" and call.args[1:] and call.args[1] in (2, 3, 0.5, 1):
         per_element = 2
-    return Work("elementwise", per_element * elements, read + written, dtype)
+    kind = "transcendental" if per_element >= _HEAVY else "elementwise"
+    return Work(kind, per_element * elements, read + written, dtype)
 
 
 def name_of(call: Call) -> str:
@@ -146,6 +162,8 @@ def _dtype(inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> str:
 
 
 def _counted_flops(call: Call) -> float | None:
+    if name_of(call) in ("convolution", "_convolution", "convolution_backward"):
+        return _convolution(call)
     packet = getattr(call.target, "overloadpacket", None)
     formula = flop_registry.get(packet)
     if formula is None:
@@ -154,6 +172,29 @@ def _counted_flops(call: Call) -> float | None:
         return float(formula(*call.args, **call.kwargs, out_val=call.outputs))
     except (TypeError, ValueError, IndexError, AssertionError, AttributeError):
         return None
+
+
+def _convolution(call: Call) -> float:
+    """Two operations per weight and place, in each direction that is asked for.
+
+    NOTE(torch>=2.13): the flop counter multiplies the backward of grouped convolutions
+    by the number of groups.
+    """
+    if "backward" not in name_of(call):
+        image, weight = call.args[0], call.args[1]
+        places = image if _argument(call, "transposed") else output_tensors(call)[0]
+        return 2.0 * places.numel() * weight.numel() / weight.shape[0]
+    gradient, image, weight = call.args[:3]
+    places = image if _argument(call, "transposed") else gradient
+    directions = sum(bool(wanted) for wanted in call.args[-1][:2])
+    return 2.0 * places.numel() * weight.numel() / weight.shape[0] * directions
+
+
+def _norm_class(name: str) -> WorkClass:
+    backward = "backward" in name
+    if "batch" in name or "instance" in name:
+        return "batch_norm_backward" if backward else "batch_norm"
+    return "layer_norm_backward" if backward else "layer_norm"
 
 
 def _linear_algebra(call: Call) -> float | None:
@@ -212,8 +253,7 @@ def _pooling(call: Call, name: str, elements: int) -> float:
     sizes = [a for a in call.args if isinstance(a, list | tuple) and a]
     area = math.prod(sizes[0]) if sizes and isinstance(sizes[0][0], int) else 1
     outputs = output_tensors(call)
-    made = elements if "backward" in name or not outputs else outputs[0].numel()
-    return float(made * (1 if "backward" in name else area))
+    return float(area * (outputs[0].numel() if outputs else elements))
 
 
 def _indexing(
