@@ -51,7 +51,7 @@ def _perturbed(
 ) -> Draft:
     options = Options(
         tried=16,
-        noise=_noise(choose, choose.choice((0.1, 0.3, 0.6))),
+        noise=_noise(draft, choose),
         limit_seconds=draft.seconds + 0.02 * draft.problem.step.baseline_seconds,
     )
     if choose.random() < 0.7:
@@ -71,12 +71,7 @@ def _without_some(draft: Draft, choose: random.Random) -> Draft:
     repeated = remover.repeated()
     if not repeated:
         return draft
-    number = choose.randint(1, min(len(repeated), 12))
-    if choose.random() < 0.5:
-        start = choose.randrange(len(repeated) - number + 1)
-        picked = repeated[start : start + number]
-    else:
-        picked = choose.sample(repeated, number)
+    picked = _picked(draft, repeated, choose)
     gone: set[int] = set()
     for position in picked:
         if position not in gone:
@@ -84,12 +79,34 @@ def _without_some(draft: Draft, choose: random.Random) -> Draft:
     return draft.without(sorted(gone))
 
 
-def _noise(choose: random.Random, sigma: float) -> Callable[[int], float]:
+def _picked(draft: Draft, repeated: list[int], choose: random.Random) -> list[int]:
+    """Some of the recomputations: neighbours, one op in all layers, or anything."""
+    number = choose.randint(1, min(len(repeated), 12))
+    kind = choose.random()
+    if kind < 0.4:
+        start = choose.randrange(len(repeated) - number + 1)
+        return repeated[start : start + number]
+    if kind < 0.8:
+        return choose.sample(repeated, number)
+    classes, ops = draft.problem.op_class, draft.ops
+    wanted = classes[ops[choose.choice(repeated)]]
+    alike = [q for q in repeated if classes[ops[q]] == wanted]
+    if choose.random() < 0.5:
+        return alike
+    start = choose.randrange(len(alike))
+    return alike[start : start + choose.randint(1, len(alike))]
+
+
+def _noise(draft: Draft, choose: random.Random) -> Callable[[int], float]:
+    """Random factors, often the same for the same storage of every layer."""
     factors: dict[int, float] = {}
+    sigma = choose.choice((0.1, 0.3, 0.6))
+    alike = draft.problem.storage_class if choose.random() < 0.5 else None
 
     def factor(storage: int) -> float:
-        if storage not in factors:
-            factors[storage] = choose.lognormvariate(0.0, sigma)
-        return factors[storage]
+        key = alike[storage] if alike else storage
+        if key not in factors:
+            factors[key] = choose.lognormvariate(0.0, sigma)
+        return factors[key]
 
     return factor

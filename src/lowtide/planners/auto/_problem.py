@@ -85,6 +85,24 @@ class Problem:
         return np.array(fresh) + self.scratch
 
     @cached_property
+    def op_class(self) -> list[int]:
+        """Equal numbers for ops that compute the same: the same op in other layers."""
+        numbers: dict[str, int] = {}
+        return [
+            numbers.setdefault(op.signature or op.target, len(numbers))
+            for op in self.step.ops
+        ]
+
+    @cached_property
+    def storage_class(self) -> list[int]:
+        """Equal numbers for storages made alike, as those of repeated layers are."""
+        found = [-1 - s for s in range(len(self.size))]
+        for number, writes in enumerate(self.writes):
+            for k, s in enumerate(writes):
+                found[s] = 64 * self.op_class[number] + k
+        return found
+
+    @cached_property
     def access_rows(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """For each op its accesses: starts, counts, and 2 * storage + is_write."""
         counts = [len(r) + len(w) for r, w in zip(self.reads, self.writes, strict=True)]

@@ -213,9 +213,9 @@ class Search:
             if self.effort.is_over():
                 break
             self.guide(share)
-            self.greedy(share)
             if share == 1.0:
                 self.prove()
+            self.greedy(share)
             if self.is_close():
                 break
 
