@@ -75,6 +75,23 @@ def test_the_neighbourhood_decides() -> None:
     assert names(CHOICE, local.ops) == "f g zz k yy vv ww turn f g bb k cb ww zb"
 
 
+def test_what_was_not_used_for_long_goes_first() -> None:
+    # c needs 10 of 25 bytes. a and b cost the same, but a was last used 3 s ago, b 1 s.
+    step = StepGraph.from_text("""
+        resident x 0
+        a = f(x)         10 bytes 2 s
+        b = g(x)         10 bytes 2 s
+        y = k(x)          1 bytes 1 s
+        c = h(x)         10 bytes 1 s
+        turn() -> d       0 bytes
+        dc = cb(c, y, d)  0 bytes 1 s
+        db = bb(b, d)     0 bytes 1 s
+        da = ab(a, d)     0 bytes 1 s
+        -> da, db, dc
+    """)
+    assert names(step, dtr.plan(step, 25).ops) == "f g k h turn cb bb f ab"
+
+
 def test_classes_join_on_eviction_and_shrink_on_remaking() -> None:
     facts = dtr._Facts(CHAIN)
     a, b, c = (next(s.id for s in CHAIN.storages if s.name == n) for n in "abc")

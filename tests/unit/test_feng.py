@@ -189,6 +189,37 @@ def test_added_divisions_only_help_and_stay_real() -> None:
     assert helped > 20
 
 
+def layers_that_read_a_mask(seed: int):
+    """Three layers; each joins the one before with something made of one mask."""
+    rng = random.Random(seed)
+    mask, stream = 1, 2
+    edges = [(0, mask), (0, stream)]
+    for layer in range(3):
+        side, joined = 3 + 2 * layer, 4 + 2 * layer
+        edges += [(mask, side), (side, joined), (stream, joined)]
+        stream = joined
+    edges.append((stream, 9))
+    inner = (0, rng.randint(1, 4), *(rng.randint(1, 9) for _ in range(7)), 0)
+    return tuple(sorted(edges)), inner, inner
+
+
+def test_what_every_layer_reads_is_set_aside() -> None:
+    helped = 0
+    for seed in range(60):
+        edges, kept, inner = layers_that_read_a_mask(seed)
+        tree = divide(edges, inner)
+        assert tree.parts[0].aside is not None
+        assert tree.parts[0].aside.kept == (1,)
+        best = Covering(tree, kept).best()
+        assert objective(edges, kept, inner, best.vertices) == best.total_bytes, seed
+        for bound in Covering(tree, kept).bounds():
+            cover = Covering(tree, kept).cover(bound)
+            real = objective(edges, kept, inner, cover.vertices)
+            assert real <= cover.total_bytes <= cover.kept_bytes + bound, seed
+        helped += 1 in best.vertices
+    assert helped > 10
+
+
 # A residual block between two layers. All sizes 8 but the sum's, which the backward
 # does not read. Keeping a and s: 16 kept, and the stretch {b, c} holds 16: 32 in all.
 # Keeping only s: 8 + {a, b, c} 24 = 32. Keeping nothing: 40 - 8 (l is an output) = 32.

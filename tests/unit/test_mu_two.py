@@ -63,6 +63,27 @@ def test_choices_update_sources_seconds_and_counts() -> None:
     assert order == [c, a, b]
 
 
+def test_updates_by_hand() -> None:
+    profile = mu_two.Profile(CHAIN)
+    a, b, c = (profile.candidates[id_of(CHAIN, n)] for n in "abc")
+    x = id_of(CHAIN, "x")
+    # c first: nothing is made from it, so it is made once; b serves it once.
+    assert mu_two._update_chosen([], c) == 1
+    mu_two._update_remaining([a, b], c, 1, [c])
+    assert (a.total_seconds, b.total_seconds) == (3, 3)
+    # b next: c is now made from a, in 1 + 3 s, and b is made twice. a serves both b
+    # and c: 2 * 3 s.
+    assert mu_two._update_chosen([c], b) == 2
+    assert (c.sources, c.recompute_seconds) == ({a.storage}, 4)
+    mu_two._update_remaining([a], b, 2, [c, b])
+    assert a.total_seconds == 6
+    # Had a been chosen before b, b would start from x, in 3 + 3 s, and as it serves c
+    # that would count twice.
+    a, b, c = (mu_two.Profile(CHAIN).candidates[id_of(CHAIN, n)] for n in "abc")
+    mu_two._update_remaining([b], a, 1, [c, a])
+    assert (b.sources, b.recompute_seconds, b.total_seconds) == ({x}, 6, 12)
+
+
 def test_a_source_that_is_alive_again_is_not_paid_for() -> None:
     # b is first needed by hb, where a is alive again (kb made it, fb reads it last).
     step = StepGraph.from_text("""
