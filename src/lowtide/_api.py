@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -33,18 +33,12 @@ from lowtide.errors import (
     NoTrainingGraphError,
 )
 
-ModuleT = TypeVar("ModuleT", bound=nn.Module)
+Model = TypeVar("Model", bound=Callable[..., Any])
 Loss = Callable[[Any], torch.Tensor]
 
 
-@overload
-def optimize(model: ModuleT, *, budget: str | int, **options: Any) -> ModuleT: ...
-@overload
 def optimize(
-    model: Callable[..., Any], *, budget: str | int, **options: Any
-) -> Callable[..., Any]: ...
-def optimize(
-    model: Any,
+    model: Model,
     *,
     budget: str | int | None = None,
     planner: str | None = None,
@@ -53,11 +47,11 @@ def optimize(
     time_limit: float = 10.0,
     verify: bool = False,
     cache: bool = True,
-) -> Any:
+) -> Model:
     """The same model, in place, whose training steps stay within the budget.
 
-    Plans at the first training call, before anything of it runs. Calls without gradients
-    and calls in evaluation mode are not touched.
+    Plans at the first training call, before anything of it runs. Calls without
+    gradients and calls in evaluation mode are not touched.
 
     Args:
         model: A module, or a function such as a loss closure over one; a function is
@@ -187,8 +181,8 @@ def profile(
 ) -> StepGraph:
     """The training step `loss(model(batch)).backward()` as a graph with costs.
 
-    Nothing of the step runs for real: it is captured on fake tensors, then each distinct
-    op is timed alone (`how="measure"`) or estimated from a device description
+    Nothing of the step runs for real: it is captured on fake tensors, then each
+    distinct op is timed alone (`how="measure"`) or estimated from a device description
     (`how="estimate"`, where nothing is allocated at all).
     """
     if how not in ("measure", "estimate"):

@@ -1,12 +1,12 @@
 """From a captured graph to callables, through AOTAutograd.
 
-NOTE(torch>=2.13,<2.14): AOTAutograd hands us the joint graph through `partition_fn`, and
-calls what our compilers return with a list it gives up (`_boxed_call`), so that what is
-dropped is really freed.
+NOTE(torch>=2.13,<2.14): AOTAutograd hands us the joint graph through `partition_fn`,
+and calls what our compilers return with a list it gives up (`_boxed_call`), so that
+what is dropped is really freed.
 
 A piece is one graph that dynamo captured. Whoever compiles says, through a `Decide`
-function, in which order the piece's ops run; this module turns the answer into callables
-and keeps the promises that only hold at run time.
+function, in which order the piece's ops run; this module turns the answer into
+callables and keeps the promises that only hold at run time.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ Around = Callable[[Piece, Phase, list[Any], Callable[[list[Any]], Any]], Any]
 class Watch:
     """What happened at run time, for those who must know.
 
-    `forwards` and `backwards` count the runs of planned graphs, `graphs` the graphs that
-    were planned, `unplanned` those without a backward. `around`, if given, is called
-    instead of each run, with the piece, the phase, the arguments and the run.
+    `forwards` and `backwards` count the runs of planned graphs, `graphs` the graphs
+    that were planned, `unplanned` those without a backward. `around`, if given, is
+    called instead of each run, with the piece, the phase, the arguments and the run.
     """
 
     forwards: int = 0
@@ -285,7 +285,7 @@ def _roles(
     for place, node in enumerate(gm.graph.find_nodes(op="placeholder")):
         source = getattr(node, "_dynamo_source", None)
         text = getattr(source, "name", "")
-        text = text() if callable(text) else str(text)
+        text = str(text() if callable(text) else text)
         value = example_inputs[place] if place < len(example_inputs) else None
         if isinstance(value, torch.nn.Parameter):
             kinds[place] = "parameter"

@@ -15,8 +15,8 @@ from torch.utils import _pytree as pytree
 from lowtide._capture._joint import Piece
 from lowtide._capture._record import Recorder, Recording
 from lowtide._capture._step import step_of
-from lowtide._graph import Phase
 from lowtide._compile import Decide, Halves, Watch, compile_with
+from lowtide._graph import Phase
 from lowtide.errors import CaptureError, LowtideError
 
 
@@ -37,7 +37,7 @@ def compiled(
         call.__globals__,
         closure=call.__closure__,
     )
-    return torch.compile(
+    return torch.compile(  # pyright: ignore[reportCallIssue]
         fresh,
         backend=compile_with(decide, watch),
         dynamic=False,

@@ -24,10 +24,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from lowtide.errors import StepFormatError
 
@@ -74,10 +74,10 @@ class Storage:
 class Op:
     """One operation, in baseline order.
 
-    `reads` and `writes` are storage ids. `once` says why the op may not run twice (empty
-    if it may). `opens` is the index of the region that starts with this op, or -1.
-    `signature` is the op with its shapes and plain arguments: equal signatures cost the
-    same and compute the same function.
+    `reads` and `writes` are storage ids. `once` says why the op may not run twice
+    (empty if it may). `opens` is the index of the region that starts with this op, or
+    -1. `signature` is the op with its shapes and plain arguments: equal signatures cost
+    the same and compute the same function.
     """
 
     id: int
@@ -108,7 +108,7 @@ class Region:
 
 @dataclass(frozen=True)
 class StepGraph:
-    """A training step: ops in baseline order, storages, and what must be there at the end.
+    """A training step: ops in baseline order, storages, and what must be left.
 
     `outputs` are the storages that must be alive when the step ends (gradients, values
     returned to the caller, new buffer values). Sizes are rounded up to
@@ -282,8 +282,8 @@ class StepGraph:
             "facts": dict(self.facts),
             "regions": [[r.piece, r.phase] for r in self.regions],
             "outputs": list(self.outputs),
-            "storages": [_sparse(s, Storage) for s in self.storages],
-            "ops": [_sparse(op, Op) for op in self.ops],
+            "storages": [_sparse(s) for s in self.storages],
+            "ops": [_sparse(op) for op in self.ops],
         }
 
     @classmethod
@@ -296,20 +296,8 @@ class StepGraph:
             )
         try:
             step = cls(
-                ops=tuple(
-                    Op(
-                        **{
-                            **o,
-                            "reads": tuple(o["reads"]),
-                            "writes": tuple(o["writes"]),
-                        }
-                    )
-                    for o in data["ops"]
-                ),
-                storages=tuple(
-                    Storage(**{**s, "shape": tuple(s.get("shape", ()))})
-                    for s in data["storages"]
-                ),
+                ops=tuple(Op(**_tuples(o)) for o in data["ops"]),
+                storages=tuple(Storage(**_tuples(s)) for s in data["storages"]),
                 outputs=tuple(data["outputs"]),
                 regions=tuple(Region(p, f) for p, f in data["regions"]),
                 alignment_bytes=data["alignment_bytes"],
@@ -321,10 +309,11 @@ class StepGraph:
             check_graph(step)
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise StepFormatError(f"{type(error).__name__}: {error}") from error
-        if data.get("fingerprint") != step.fingerprint:
+        found, expected = data.get("fingerprint"), step.fingerprint
+        if found != expected:
             raise StepFormatError(
-                f"fingerprint {data.get('fingerprint')!r} in the file, but its contents "
-                f"hash to {step.fingerprint!r}: the file was edited or damaged"
+                f"fingerprint {found!r} in the file, but its contents hash to "
+                f"{expected!r}: the file was edited or damaged"
             )
         return step
 
@@ -343,7 +332,7 @@ class StepGraph:
             raise StepFormatError(
                 f"{path} holds a {type(data).__name__}, not an object"
             )
-        return cls.from_dict(data)
+        return cls.from_dict(cast("dict[str, Any]", data))
 
     @classmethod
     def from_text(cls, text: str, *, name: str = "text") -> StepGraph:
@@ -353,27 +342,18 @@ class StepGraph:
         return parse(text, name=name)
 
 
-_DEFAULTS: dict[type, dict[str, Any]] = {
-    Op: {
-        k: f.default
-        for k, f in Op.__dataclass_fields__.items()
-        if k not in ("id", "name", "target", "reads", "writes")
-    },
-    Storage: {
-        k: f.default
-        for k, f in Storage.__dataclass_fields__.items()
-        if k not in ("id", "name", "nbytes")
-    },
-}
+def _sparse(record: Op | Storage) -> dict[str, Any]:
+    """The fields of a record that differ from their defaults."""
+    found: dict[str, Any] = {}
+    for f in fields(record):
+        value = getattr(record, f.name)
+        if f.default is MISSING or value != f.default:
+            found[f.name] = value
+    return found
 
 
-def _sparse(record: Op | Storage, cls: type) -> dict[str, Any]:
-    defaults = _DEFAULTS[cls]
-    return {
-        k: list(v) if isinstance(v, tuple) else v
-        for k, v in asdict(record).items()
-        if k not in defaults or v != defaults[k]
-    }
+def _tuples(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in record.items()}  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
 
 
 def check_graph(step: StepGraph) -> None:

@@ -1,8 +1,8 @@
 """A plan: the schedule of one step, what it promises, and how good it is known to be.
 
-A schedule is a sequence of `Run(op)` and `Free(storage)`. It may run an op several times
-and free and remake a storage as often as it likes; `lowtide._simulate` says whether it
-is valid and what it costs.
+A schedule is a sequence of `Run(op)` and `Free(storage)`. It may run an op several
+times and free and remake a storage as often as it likes; `lowtide._simulate` says
+whether it is valid and what it costs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from lowtide._format import format_bytes, format_percent
 from lowtide.errors import StepFormatError
@@ -58,9 +58,10 @@ class Proof:
 class Plan:
     """A schedule for one step, with what it costs by simulation.
 
-    `kept` are the storages that cross from forward to backward, `recomputed` the ops that
-    run more than once. `pieces` says for each captured graph its fingerprint and the
-    ranges of op ids of its forward and its backward; `openers` are the ops between them.
+    `kept` are the storages that cross from forward to backward, `recomputed` the ops
+    that run more than once. `pieces` says for each captured graph its fingerprint and
+    the ranges of op ids of its forward and its backward; `openers` are the ops between
+    them.
     """
 
     planner: str
@@ -176,12 +177,12 @@ class Plan:
             raise StepFormatError(
                 f"{path} holds a {type(data).__name__}, not an object"
             )
-        return cls.from_dict(data)
+        return cls.from_dict(cast("dict[str, Any]", data))
 
 
 def encode(schedule: Sequence[Item]) -> list[int]:
     """The schedule as whole numbers: op ids, and -1-s for freeing storage s."""
-    return [i.op if type(i) is Run else -1 - i.storage for i in schedule]  # type: ignore[union-attr]
+    return [i.op if isinstance(i, Run) else -1 - i.storage for i in schedule]
 
 
 def decode(numbers: Sequence[int]) -> Schedule:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lowtide import planners
 from lowtide._graph import StepGraph
 from lowtide._plan import Plan
-from lowtide._units import to_bytes
+from lowtide._units import to_bytes, to_fraction
 from lowtide.errors import InvalidArgumentError
 
 
@@ -31,7 +31,10 @@ def plan(
         from lowtide._sweep import lowest_peak
 
         return lowest_peak(
-            step, max_overhead=max_overhead, planner=planner, time_limit=time_limit
+            step,
+            max_overhead=to_fraction(max_overhead),
+            planner=planner,
+            time_limit=time_limit,
         )
     budget_bytes = to_bytes(budget, baseline_bytes=step.baseline_peak_bytes)
     return planners.load(planner).plan(step, budget_bytes, time_limit=time_limit)

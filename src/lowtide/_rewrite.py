@@ -29,7 +29,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Halves:
-    """The two graph modules of a piece. `saved` names what goes from one to the other."""
+    """The two graph modules of a piece, and the names of what goes between them."""
 
     forward: fx.GraphModule
     backward: fx.GraphModule
@@ -194,10 +194,9 @@ class _Emitter:
         elif op.variant == "replay":
             state = self.state(op.reads[-1])
             device = str(tensors_of(op.node)[0].device)
+            arguments: Any = (state, device, op.node.target, *self.map(op.node.args))
             made = self.graph.call_function(
-                run_with_generator_state,
-                (state, device, op.node.target, *self.map(op.node.args)),
-                dict(self.map(op.node.kwargs)),
+                run_with_generator_state, arguments, dict(self.map(op.node.kwargs))
             )
             made.meta = dict(op.node.meta)
         else:

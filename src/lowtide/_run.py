@@ -1,8 +1,9 @@
 """A model or function whose training calls run as planned.
 
-`PlannedCall` stands where the call was. The first training call with a new kind of input
-is captured, profiled and planned before any of it runs; later ones run straight through.
-Calls without gradients, and a module in evaluation mode, run as they always did.
+`PlannedCall` stands where the call was. The first training call with a new kind of
+input is captured, profiled and planned before any of it runs; later ones run straight
+through. Calls without gradients, and a module in evaluation mode, run as they always
+did.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from lowtide._capture._call import call_of
 from lowtide._capture._joint import Piece
 from lowtide._capture._record import Recording, compose
 from lowtide._capture._step import piece_op, step_of
+from lowtide._compile import Halves, Watch
 from lowtide._dryrun import compiled, dry_run, explain_failure
 from lowtide._graph import StepGraph, Storage
 from lowtide._plan import Plan
 from lowtide._profile import costs
 from lowtide._units import format_bytes, format_percent, to_bytes
-from lowtide._compile import Halves, Watch
 from lowtide.errors import LowtideError, NoTrainingGraphError, PlanMismatchError
 
 log = logging.getLogger("lowtide.run")
@@ -251,7 +252,7 @@ def costed(
     step: StepGraph,
     pieces: Sequence[Piece],
     *,
-    how: str = "measure",
+    how: Any = "measure",
     device: str | None = None,
     cache: bool = True,
     progress: Any = None,
@@ -375,7 +376,7 @@ def _optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
 
 
 def default_loss(output: Any) -> torch.Tensor:
-    """`output.loss`, the output itself if it is one number, or the sum of its floats."""
+    """`output.loss`, the output if it is one number, or the sum of its floats."""
     found = getattr(output, "loss", None)
     if found is None and isinstance(output, dict):
         found = output.get("loss")

@@ -174,7 +174,7 @@ def make_plan(
 ) -> Plan:
     """The plan of a valid schedule: simulates it and says what it keeps and reruns."""
     timeline = simulate(step, schedule)
-    sequence = [item.op for item in schedule if type(item) is Run]
+    sequence = [item.op for item in schedule if isinstance(item, Run)]
     counts = [0] * len(step.ops)
     for number in sequence:
         counts[number] += 1
@@ -251,7 +251,7 @@ def blame(step: StepGraph, schedule: Sequence[Item]) -> str:
     where = ""
     if schedule:
         item = schedule[timeline.peak_index]
-        if type(item) is Run:
+        if isinstance(item, Run):
             op = step.ops[item.op]
             where = f" while {op.name} runs" + (f" in {op.module}" if op.module else "")
     return ", ".join(parts[:4]) + where

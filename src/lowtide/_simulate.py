@@ -53,7 +53,7 @@ def simulate(step: StepGraph, schedule: Sequence[Item]) -> Timeline:
     live: list[int] = []
     append = live.append
     for index, item in enumerate(schedule):
-        if type(item) is Run:
+        if isinstance(item, Run):
             number = item.op
             if not 0 <= number < len(ops):
                 walk.fail(index, item, f"there is no op {number}")
@@ -75,7 +75,7 @@ def simulate(step: StepGraph, schedule: Sequence[Item]) -> Timeline:
             seconds += op.seconds
             append(now + op.scratch_bytes + copies)
         else:
-            s = item.storage  # type: ignore[union-attr]
+            s = item.storage
             if not 0 <= s < len(alive) or not alive[s]:
                 walk.fail(index, item, f"storage {walk.name(s)} is not alive here")
             if s in pinned:
@@ -99,6 +99,7 @@ class _Walk:
         self.region = 0
         self.piece = step.regions[0].piece
         self.last_once = -1
+        self.once_runs = 0
         self.home = home_regions(step)
 
     def name(self, storage: int) -> str:
@@ -148,7 +149,7 @@ class _Walk:
                     index, item, f"op {op.name} ({op.once}) may not leave its region"
                 )
             self.last_once = op.id
-            self.once_runs = getattr(self, "once_runs", 0) + 1
+            self.once_runs += 1
 
     def finish(self, length: int) -> None:
         for s in self.step.outputs:
@@ -157,10 +158,10 @@ class _Walk:
                     length, f"output {self.name(s)} is not there at the end"
                 )
         expected = sum(1 for op in self.step.ops if op.once and not op.standby)
-        if getattr(self, "once_runs", 0) != expected:
+        if self.once_runs != expected:
             raise InvalidScheduleError(
                 length,
-                f"{getattr(self, 'once_runs', 0)} of the {expected} ops that must run "
+                f"{self.once_runs} of the {expected} ops that must run "
                 "exactly once were run",
             )
 
@@ -184,7 +185,7 @@ def live_by_kind(
     Kinds are those of the storages; activations made by any run but an op's first count
     as "recomputed", and scratch as "temporary". The columns sum to `live_bytes`.
     """
-    now = dict.fromkeys((*KINDS, "recomputed"), 0)
+    now: dict[str, int] = dict.fromkeys((*KINDS, "recomputed"), 0)
     columns: dict[str, list[int]] = {k: [] for k in now}
     kind_of: list[str] = [s.kind for s in step.storages]
     for s in step.resident:
@@ -194,7 +195,7 @@ def live_by_kind(
     alive: set[int] = set(step.resident)
     for item in schedule:
         scratch = 0
-        if type(item) is Run:
+        if isinstance(item, Run):
             op = step.ops[item.op]
             scratch = op.scratch_bytes
             for s in op.writes:
@@ -207,7 +208,7 @@ def live_by_kind(
                 alive.add(s)
                 now[label[s]] += step.sizes[s]
         else:
-            s = item.storage  # type: ignore[union-attr]
+            s = item.storage
             alive.discard(s)
             now[label[s]] -= step.sizes[s]
         for k, column in columns.items():

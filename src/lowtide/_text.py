@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import re
 
-from lowtide._graph import Kind, Op, Region, Storage, StepGraph, check_graph
+from lowtide._graph import Kind, Op, Region, StepGraph, Storage, check_graph
 from lowtide.errors import StepFormatError
 
 _ONCE = {

@@ -1,7 +1,8 @@
 """The `torch.compile` backend: `torch.compile(model, backend="lowtide", options=...)`.
 
-The same engine as `lowtide.optimize`, reached through torch's own front door. Each graph
-is planned when it arrives, within what earlier graphs of the step leave of the budget.
+The same engine as `lowtide.optimize`, reached through torch's own front door. Each
+graph is planned when it arrives, within what earlier graphs of the step leave of the
+budget.
 """
 
 from __future__ import annotations

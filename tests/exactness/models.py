@@ -1,4 +1,4 @@
-"""The networks that must train to the same bits, each a small case of one difficulty."""
+"""The networks that must train to the same bits, one difficulty each."""
 
 from __future__ import annotations
 

@@ -6,7 +6,8 @@ are the forward's, and `desc` records that say what each input and output is.
 
 What the analysis decides:
 
-* Views, aliases and tuple items are no ops. They cost nothing and are derived again from
+* Views, aliases and tuple items are no ops. They cost nothing and are derived again
+  from
   their storage wherever they are needed.
 * Every other call is an op. It may run again unless it draws random numbers, changes
   state, reads state that the step changes, or talks to other processes.
@@ -427,7 +428,7 @@ def _really_random(node: fx.Node) -> bool:
                     if place < len(node.args)
                     else argument.default_value
                 )
-            return given != 0.0
+            return bool(given != 0.0)
     return True
 
 

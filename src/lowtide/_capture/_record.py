@@ -1,10 +1,11 @@
 """Watch one training step run on fake tensors and put its graphs together.
 
-The step runs as the user wrote it, but on tensors without bytes: nothing is computed and
-nothing is allocated. What dynamo captures arrives as pieces; what runs between and
+The step runs as the user wrote it, but on tensors without bytes: nothing is computed
+and nothing is allocated. What dynamo captures arrives as pieces; what runs between and
 around them (a loss outside the model, code behind a graph break) is seen op by op by a
 dispatch mode. `compose` makes one `StepGraph` of both: the pieces' ops can be planned,
-and each stretch outside becomes one op that runs once, with the bytes it holds and needs.
+and each stretch outside becomes one op that runs once, with the bytes it holds and
+needs.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class Recorder(TorchDispatchMode):
         )
 
     def keys(self, tree: Any) -> tuple[int, ...]:
-        """The storages of the tensors in a tree; each stays alive, so ids stay apart."""
+        """The storages of a tree's tensors; each stays alive, so ids stay apart."""
         found: dict[int, None] = {}
         for value in pytree.tree_leaves(tree):
             if isinstance(value, torch.Tensor):

@@ -1,11 +1,11 @@
 """Take out of a joint graph the gradients that will never arrive.
 
 AOTAutograd makes a tangent for every differentiable output. A model that returns its
-loss and its logits is usually differentiated through the loss alone; autograd would then
-fill a logits-sized tangent with zeros and add it to the real gradient. Eager never does,
-so neither do we: the tangent is removed, and with it everything that is zero because of
-it. Only gradients that reach a sum with another one are removed; a graph in which a zero
-would reach anything else is left as it is.
+loss and its logits is usually differentiated through the loss alone; autograd would
+then fill a logits-sized tangent with zeros and add it to the real gradient. Eager never
+does, so neither do we: the tangent is removed, and with it everything that is zero
+because of it. Only gradients that reach a sum with another one are removed; a graph in
+which a zero would reach anything else is left as it is.
 """
 
 from __future__ import annotations
