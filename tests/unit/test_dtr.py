@@ -76,12 +76,12 @@ def test_the_neighbourhood_decides() -> None:
 
 
 def test_what_was_not_used_for_long_goes_first() -> None:
-    # c needs 10 of 25 bytes. a and b cost the same, but a was last used 3 s ago, b 1 s.
+    # c needs 10 of 25 bytes. a and b cost the same, but k has just read a.
     step = StepGraph.from_text("""
         resident x 0
         a = f(x)         10 bytes 2 s
         b = g(x)         10 bytes 2 s
-        y = k(x)          1 bytes 1 s
+        y = k(a)          1 bytes 1 s
         c = h(x)         10 bytes 1 s
         turn() -> d       0 bytes
         dc = cb(c, y, d)  0 bytes 1 s
@@ -89,7 +89,7 @@ def test_what_was_not_used_for_long_goes_first() -> None:
         da = ab(a, d)     0 bytes 1 s
         -> da, db, dc
     """)
-    assert names(step, dtr.plan(step, 25).ops) == "f g k h turn cb bb f ab"
+    assert names(step, dtr.plan(step, 25).ops) == "f g k h turn cb g bb ab"
 
 
 def test_classes_join_on_eviction_and_shrink_on_remaking() -> None:
