@@ -140,7 +140,9 @@ def _missing(step: StepGraph, kept: frozenset[int]) -> set[int]:
                         (r, piece) for r in step.ops[again].reads if r not in alive
                     )
             alive.update(op.writes)
-        turned = turned or number == step.turn
+        elif number == step.turn:
+            turned = True
+            alive.update(op.writes)
     return missing
 
 

@@ -229,12 +229,11 @@ class LiveBytes:
             self._size *= 2
         self._top = [0] * (2 * self._size)
         self._add = [0] * (2 * self._size)
-        lowest = min(live, default=0) if live else 0
+        # Positions past the end must never be the peak, however much is removed.
         for i in range(self._size):
-            self._top[self._size + i] = live[i] if i < len(live) else lowest
+            self._top[self._size + i] = live[i] if i < len(live) else -(1 << 62)
         for i in range(self._size - 1, 0, -1):
             self._top[i] = max(self._top[2 * i], self._top[2 * i + 1])
-        self._length = len(live)
 
     @property
     def peak_bytes(self) -> int:
