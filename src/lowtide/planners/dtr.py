@@ -18,9 +18,10 @@ Idea:
 
 The sequence of ops that results is the plan; freeing each storage after its last use
 can only lower the peak further. Without a budget the least limit at which the rule
-succeeds is searched for by bisection, to a thousandth of the baseline's peak; success
-need not be monotone in the limit, so a plan found there also answers larger budgets at
-which the rule itself fails.
+succeeds is searched for, by probes from below and then by bisection, to a thousandth of
+the baseline's peak. Success need not be monotone in the limit: a plan found there also
+answers larger budgets at which the rule itself fails, and a limit that works may lie
+between two probes unseen.
 
 Reference: M. Kirisame, S. Lyubomirsky, A. Haan, J. Brennan, M. He, J. Roesch, T. Chen,
 Z. Tatlock, Dynamic tensor rematerialization, ICLR 2021 (arXiv 2006.09616).
@@ -46,6 +47,8 @@ from lowtide._simulate import simulate
 Heuristic = Literal["eq", "local"]
 
 _THRASHING = 5  # times the ops or the seconds of the baseline
+_PROBES = 16
+_FEW_OPS = 500
 _TINY = 1e-12
 
 
@@ -80,21 +83,34 @@ def plan(
 
 
 def _search(facts: _Facts, heuristic: Heuristic) -> list[tuple[int, float, Schedule]]:
-    """Peak, seconds and schedule of every run that worked, by bisecting the limit."""
+    """Peak, seconds and schedule of every run that worked, by narrowing the limit."""
     step = facts.step
     high = step.baseline_peak_bytes
     low = max((facts.least_bytes(i) for i in step.baseline), default=high) - 1
     found = [(high, step.baseline_seconds, with_frees(step, step.baseline))]
+
+    def works(limit: int) -> bool:
+        sequence = _Cache(facts, limit, heuristic).run()
+        if sequence is None:
+            return False
+        schedule = with_frees(step, sequence)
+        timeline = simulate(step, schedule)
+        found.append((timeline.peak_bytes, timeline.seconds, schedule))
+        return True
+
+    # A failure says nothing of lower limits, so look from below before bisecting.
+    probes = _PROBES if len(step.baseline) <= _FEW_OPS else _PROBES // 4
+    for k in range(1, probes):
+        limit = low + (high - low) * k // probes
+        if works(limit):
+            low, high = low + (high - low) * (k - 1) // probes, found[-1][0]
+            break
     while high - low > max(1, step.baseline_peak_bytes >> 10):
         middle = (low + high) // 2
-        sequence = _Cache(facts, middle, heuristic).run()
-        if sequence is None:
-            low = middle
+        if works(middle):
+            high = min(middle, found[-1][0])
         else:
-            schedule = with_frees(step, sequence)
-            timeline = simulate(step, schedule)
-            found.append((timeline.peak_bytes, timeline.seconds, schedule))
-            high = min(middle, timeline.peak_bytes)
+            low = middle
     return found
 
 
