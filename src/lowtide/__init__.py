@@ -22,6 +22,7 @@ _EXPORTS = {
     "profile": "_api",
     "verify": "_api",
     "measure": "_api",
+    "largest_batch": "_batch",
     "plan": "_planning",
     "Measurement": "_meter",
     "Verification": "_verify",
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     from lowtide._api import profile as profile
     from lowtide._api import restore as restore
     from lowtide._api import verify as verify
+    from lowtide._batch import largest_batch as largest_batch
     from lowtide._diff import Diff as Diff
     from lowtide._diff import diff as diff
     from lowtide._graph import Op as Op

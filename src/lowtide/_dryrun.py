@@ -116,6 +116,8 @@ def _faked(modules: Sequence[nn.Module], mode: FakeTensorMode) -> Iterator[None]
     """Put fakes in place of the modules' parameters and buffers, then put them back."""
     undo: list[tuple[dict[str, Any], str, Any]] = []
     known: dict[int, Any] = {}
+    # Of a model that is fake already, the run leaves gradients in the model itself.
+    gradients = [(p, p.grad) for m in modules for p in m.parameters()]
     try:
         for root in modules:
             for module in root.modules():
@@ -131,6 +133,8 @@ def _faked(modules: Sequence[nn.Module], mode: FakeTensorMode) -> Iterator[None]
     finally:
         for table, name, value in reversed(undo):
             table[name] = value
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
 
 
 def explain_failure(error: BaseException) -> BaseException:

@@ -19,6 +19,7 @@ from typer.core import TyperGroup
 
 from lowtide import __version__
 from lowtide._cli import _failures
+from lowtide._cli.batch import batch
 from lowtide._cli.demo import demo
 from lowtide._cli.diff import diff
 from lowtide._cli.doctor import doctor
@@ -78,6 +79,11 @@ _VERBS: tuple[tuple[str, Callable[..., None], tuple[str, ...]], ...] = (
     ),
     (LOOK, diff, ("lowtide diff old.plan.json new.plan.json",)),
     (LOOK, export, ("lowtide export gpt.plan.json --to memory_viz",)),
+    (
+        COMPARE,
+        batch,
+        ("lowtide batch resnet18 --batches 4,8,16,32 --budget 1GiB -o batch.png",),
+    ),
     (COMPARE, planners, ("lowtide planners", "lowtide planners auto")),
 )
 

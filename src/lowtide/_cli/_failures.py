@@ -122,12 +122,21 @@ def user_place(error: BaseException) -> tuple[str, int, str] | None:
 
 
 def _user_lines(error: LowtideError) -> Iterator[str]:
-    """Where in the user's code a capture failed."""
-    if isinstance(error, CaptureError) and not error.location:
-        place = user_place(error)
-        if place is not None:
-            file, line, code = place
-            yield f"at {file}:{line}" + (f": {code}" if code else "")
+    """Where in the user's code a capture failed, and what was raised there."""
+    if not isinstance(error, CaptureError):
+        return
+    place = user_place(error)
+    if place is not None and not error.location:
+        file, line, code = place
+        yield f"at {file}:{line}" + (f": {code}" if code else "")
+    for root in reversed(list(_chain(error))[1:]):
+        said = str(root).strip().splitlines()
+        if said and not said[0].startswith(_WRAPPERS) and said[0] not in str(error):
+            yield f"{type(root).__name__}: {said[0]}"
+            return
+
+
+_WRAPPERS = ("RuntimeError when making fake", "backend=", "Dynamo failed")
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

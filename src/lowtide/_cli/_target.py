@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import logging
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -309,8 +310,7 @@ def profile(
     target: Target, example: Example, how: str, device: str | None
 ) -> StepGraph:
     """The step of an example, with progress; remembers where it came from."""
-    with stage("loading torch"):
-        from lowtide import _api
+    _api = load_api()
     title = "measuring ops" if how == "measure" else "estimating ops"
     with stage(f"capturing and {title}") as advance, user_prints_elsewhere():
         step = _api.profile(
@@ -324,6 +324,21 @@ def profile(
         )
     facts = {**step.facts, "target": list(target.words)}
     return replace(step, facts=facts)
+
+
+def load_api() -> Any:
+    """The verbs that need torch, with progress, as it takes seconds to load.
+
+    Without --verbose torch says nothing of its own: lowtide's errors say what matters.
+    """
+    with stage("loading torch"):
+        import torch
+
+        from lowtide import _api
+    quiet = logging.getLogger("lowtide").level > logging.INFO
+    if quiet and "TORCH_LOGS" not in os.environ:
+        torch._logging.set_logs(all=logging.CRITICAL)  # pyright: ignore
+    return _api
 
 
 def _step_in(path: Path, step_file: Path | None) -> StepGraph:

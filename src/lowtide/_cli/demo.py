@@ -12,6 +12,7 @@ from lowtide._cli._failures import NOT_VERIFIED, say
 from lowtide._cli._options import AsJson, Force
 from lowtide._cli._page import Page
 from lowtide._cli._progress import stage
+from lowtide._cli._target import load_api
 from lowtide._cli.plan import checked_budget
 from lowtide._format import format_bytes, format_percent, format_seconds
 
@@ -57,10 +58,10 @@ def demo(
 
 def run(budget: str | int, num_steps: int) -> dict[str, Any]:
     """Both trainings, the plan between them, and the measurements of both."""
-    with stage("loading torch"):
-        from lowtide import _api
-        from lowtide._cli import _training
-        from lowtide._planning import plan as make_plan
+    _api = load_api()
+    from lowtide._cli import _training
+    from lowtide._planning import plan as make_plan
+
     batches = _training.make_batches(num_steps)
     inputs, targets = batches[0]
     loss = _training.NextCharacter(targets)

@@ -19,7 +19,7 @@ from lowtide._cli._options import (
 )
 from lowtide._cli._page import Page, user_prints_elsewhere
 from lowtide._cli._progress import stage
-from lowtide._cli._target import Target, build, read_target
+from lowtide._cli._target import Target, build, load_api, read_target
 from lowtide._cli.plan import checked_budget
 from lowtide._format import format_bytes, format_percent, format_seconds
 from lowtide._graph import StepGraph
@@ -48,8 +48,7 @@ def verify(
     page = Page(as_json=as_json)
     asked = read_target(target, batch, option)
     chosen, wanted, asked = _what(asked, plan, budget)
-    with stage("loading torch"):
-        from lowtide import _api
+    _api = load_api()
     example = build(asked)
     with stage("running the step both ways"), user_prints_elsewhere():
         found = _api.verify(
