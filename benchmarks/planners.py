@@ -2,12 +2,12 @@
 
     python benchmarks/planners.py                        # five built-in models
     python benchmarks/planners.py resnet50 steps/*.step.json
-    python benchmarks/planners.py --planners auto rotor --estimate llama
+    python benchmarks/planners.py --planners auto,rotor --estimate llama
 
 A target is a saved step or the name of a built-in model. Budgets are shares of the
 step's baseline peak, residents and gradients included; the last column is the lowest
-peak the planner reaches. Planning time is that of the first budget asked for: planners
-that remember what they tried answer the others at once. Figures are simulated; those
+peak the planner reaches. Planning time is that of the slowest budget: planners that
+remember what they tried answer all but the first at once. Figures are simulated; those
 of real runs are measured elsewhere. Results go to `benchmarks/results/planners.json`.
 """
 
@@ -49,7 +49,9 @@ def load(target: str, *, estimate: bool) -> StepGraph:
 
     example = models.build(target)
     how = "estimate" if estimate else "measure"
-    return lowtide.profile(example.model, example.batch, loss=example.loss, how=how)
+    return lowtide.profile(
+        example.model, example.batch, loss=example.loss, how=how, name=target
+    )
 
 
 def run(name: str, step: StepGraph, share: float | None, time_limit: float) -> Point:
@@ -111,17 +113,20 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("targets", nargs="*", default=MODELS)
-    parser.add_argument("--planners", nargs="+", default=list(planners.available()))
+    parser.add_argument(
+        "--planners", default=",".join(planners.available()), help="names, with commas"
+    )
     parser.add_argument("--time-limit", type=float, default=10.0)
     parser.add_argument(
         "--estimate", action="store_true", help="profile models without running them"
     )
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
+    names = [planners.load(name).name for name in options.planners.split(",")]
     results: list[dict[str, Any]] = []
     for target in options.targets:
         step = load(target, estimate=options.estimate)
-        results.append(compare(step, options.planners, options.time_limit))
+        results.append(compare(step, names, options.time_limit))
         options.output.parent.mkdir(parents=True, exist_ok=True)
         options.output.write_text(json.dumps(results, indent=1) + "\n")
     print(f"\nwritten to {options.output}")
