@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -200,7 +201,7 @@ def profile(
         raise
     except Exception as error:
         raise CaptureError(
-            f"{type(error).__name__}: {str(error).strip().splitlines()[0]}",
+            _reason(error),
             fix="Check that loss(model(batch)).backward() runs, and that no value "
             "decides what the model does",
         ) from error
@@ -210,6 +211,16 @@ def profile(
     return costed(
         step, recording.pieces, how=how, device=device, cache=cache, progress=progress
     )
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong, without the advice that torch wraps around it."""
+    text = " ".join(str(error).split())
+    inner = re.search(
+        r"got (\w+(?:Error|Exception)\(.*?\))(?= Hint| Developer|$)", text
+    )
+    reason = inner[1] if inner else f"{type(error).__name__}: {text}"
+    return reason if len(reason) <= 400 else reason[:400] + " ..."
 
 
 def verify(
