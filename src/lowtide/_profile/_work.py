@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
+from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import flop_registry
 
 from lowtide._capture._call import Call
@@ -226,8 +227,13 @@ def _matrix_class(call: Call, name: str) -> WorkClass:
 def _attention(call: Call, name: str, nbytes: float, dtype: str) -> Work:
     """Two products forward, five backward; half of it if the mask is triangular."""
     backward = "backward" in name
-    tensors = [t for t in input_tensors(call) if t.dim() == 4]
-    query, key, value = (tensors[1:4] if backward else tensors[:3])[:3]
+    leaves = pytree.tree_leaves((call.args, call.kwargs))
+    tensors = [t for t in leaves if isinstance(t, torch.Tensor) and t.dim() == 4]
+    if len(tensors) < 3 + backward:
+        flops = _counted_flops(call) or 0.0  # sequences of several lengths, packed
+        kind = "attention_backward" if backward else "attention"
+        return Work(kind, flops, nbytes, dtype)
+    query, key, value = tensors[1:4] if backward else tensors[:3]
     batch_heads = query.shape[0] * query.shape[1]
     pairs = batch_heads * query.shape[2] * key.shape[2]
     flops = 2.0 * pairs * (query.shape[3] + value.shape[3])

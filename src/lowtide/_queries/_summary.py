@@ -65,7 +65,8 @@ def _peak_lines(step: StepGraph, peak: Peak) -> list[str]:
         place = op.module or op.name
         source = f" ({op.source})" if op.source else ""
         where = f"at {op.phase} of {place}{source}"
-    unit = 2.0**30 if peak.peak_bytes >= 2**30 else 2.0**20
+    powers = [p for p in (30, 20, 10) if peak.peak_bytes >= 2**p]
+    unit = 2.0 ** (powers[0] if powers else 0)
     kinds = [
         f"{_WORDS.get(kind, kind)} {nbytes / unit:.2f}"
         for kind, nbytes in peak.by_kind().items()
