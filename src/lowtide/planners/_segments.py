@@ -201,7 +201,7 @@ def ladder(chain: Chain, *, levels: int, reach: int | None = None) -> list[Candi
 
 def num_levels(step: StepGraph) -> int:
     """How many budgets to try: fewer on long steps, where each takes longer."""
-    return max(8, min(40, 80_000 // (1 + len(step.ops))))
+    return max(16, min(40, 80_000 // (1 + len(step.ops))))
 
 
 def kept_sequences(
