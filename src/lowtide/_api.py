@@ -24,6 +24,7 @@ from lowtide._meter import (
     timed,
 )
 from lowtide._plan import Plan
+from lowtide._profile import with_optimizer
 from lowtide._run import PlannedCall, Settings, costed, default_loss, surrounded
 from lowtide._units import to_bytes
 from lowtide._verify import Verification, compare
@@ -207,9 +208,20 @@ def profile(
         ) from error
     label = name or type(model).__name__.lower()
     step = compose(recording, name=label)
-    step = surrounded(step, modules, optimizer)
-    return costed(
+    step = surrounded(step, modules, None)
+    step = costed(
         step, recording.pieces, how=how, device=device, cache=cache, progress=progress
+    )
+    if optimizer is None:
+        return step
+    return with_optimizer(
+        step,
+        optimizer,
+        model=model if isinstance(model, nn.Module) else None,
+        how=how,  # type: ignore[arg-type]
+        device=device,
+        cache=cache,
+        progress=progress,
     )
 
 

@@ -273,7 +273,7 @@ def costed(
             spread=cost.spread,
             scratch_bytes=cost.scratch_bytes,
         )
-    return replace(step, ops=tuple(ops))
+    return replace(step, ops=tuple(ops), facts={**step.facts, "how": how})
 
 
 def local_number(step: StepGraph, number: int) -> int:
