@@ -96,7 +96,7 @@ class Draft:
     def ops(self) -> list[int]:
         """The sequence as a list."""
         if self._ops is None:
-            self._ops = self.sequence.tolist()
+            self._ops = list(self.sequence.tolist())
         return self._ops
 
     @property

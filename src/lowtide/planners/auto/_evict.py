@@ -295,4 +295,4 @@ class _Cone:
             self.evictor.first[storage],
             self.evictor.first[storage + 1],
         )
-        return k == self.evictor.first[storage + 1] or self.evictor.made[k]
+        return k == self.evictor.first[storage + 1] or bool(self.evictor.made[k])

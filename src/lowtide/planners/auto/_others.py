@@ -28,11 +28,13 @@ _COSTS = {
 }
 _UNKNOWN = (8000.0, 600)
 
-# Up to here every planner is a start, whatever the bound says.
+# Up to here every planner is a start, whatever the bound and the clock say: together
+# they take some tenths of a second.
 SMALL_OPS = 150
 # Nobody can be faster by more than the gap; below this share of the baseline's time the
 # planners that take seconds are left out.
 WORTH_ASKING = 0.01
+HARDLY_WORTH_ASKING = 0.002
 
 
 def other_plans(
@@ -44,7 +46,9 @@ def other_plans(
     count = len(problem.step.ops)
     for name in planners.available():
         units, most = _COSTS.get(name, _UNKNOWN)
-        if name == "auto" or count > most or effort.is_over():
+        if name == "auto" or count > most:
+            continue
+        if count > SMALL_OPS and effort.is_over():
             continue
         is_slow = units > 2000.0 or (name == "mu_two" and budget_bytes is None)
         if (
@@ -53,12 +57,14 @@ def other_plans(
             and (budget_bytes is None or gap < WORTH_ASKING)
         ):
             continue
-        if count > SMALL_OPS and units * count > 0.2 * effort.limit_units:
+        if count > SMALL_OPS and gap < HARDLY_WORTH_ASKING:
             continue
         problem.units += units * count
         try:
             found = planners.load(name).plan(
-                problem.step, budget_bytes, time_limit=min(1.0, effort.seconds_left())
+                problem.step,
+                budget_bytes,
+                time_limit=max(0.1, min(1.0, effort.seconds_left())),
             )
         except BudgetTooSmallError:
             continue

@@ -39,6 +39,9 @@ MOST_STATES = 100_000
 # A plan this near its bound, as a share of the baseline's time, is not improved.
 CLOSE_ENOUGH = 2e-4
 
+# Where a step carries the sequences found for it, by budget.
+_KNOWN = "_planned_by_auto"
+
 
 class Search:
     """One search on one step."""
@@ -98,6 +101,7 @@ class Search:
             self._sink_exactly()
         except KeyboardInterrupt:
             stopped = "interrupted"
+        self._remember()
         draft = min(self.drafts, key=lambda d: (d.peak_bytes, d.seconds))
         return self._plan(draft, None, self._why(stopped))
 
@@ -111,6 +115,7 @@ class Search:
             if self.best() is None:
                 raise
             stopped = "interrupted"
+        self._remember()
         draft = self.best()
         if draft is None:
             lowest = min(self.drafts, key=lambda d: (d.peak_bytes, d.seconds))
@@ -119,6 +124,23 @@ class Search:
                 budget_bytes, int(lowest.peak_bytes), blame(self.step, schedule)
             )
         return self._plan(draft, budget_bytes, self._why(stopped))
+
+    def _remember(self) -> None:
+        """Exchange results with earlier searches on the same step object.
+
+        Separate calls with rising budgets then never rise in time.
+        """
+        self._recall()
+        best = self.best() or min(self.drafts, key=lambda d: d.peak_bytes)
+        self._known[int(max(self.budget, best.peak_bytes))] = tuple(best.ops)
+
+    @property
+    def _known(self) -> dict[int, tuple[int, ...]]:
+        return self.step.__dict__.setdefault(_KNOWN, {})
+
+    def _recall(self) -> None:
+        for budget in sorted(self._known):
+            self.offer(Draft(self.problem, self._known[budget]))
 
     def along(self, budgets: Sequence[int]) -> list[Plan | None]:
         """The fastest plan for each budget, None where none was found to fit.
@@ -143,8 +165,9 @@ class Search:
 
     def _visit(self, ordered: Sequence[int], bounds: dict[int, float]) -> None:
         # From the lowest: what is found there is a start for those above.
+        bound_bytes = peak_bound_bytes(self.problem)
         for k, budget in enumerate(ordered):
-            if self.base.peak_bytes <= budget:
+            if self.base.peak_bytes <= budget or budget < bound_bytes:
                 continue
             with self.effort.section(0.7 / (len(ordered) - k)):
                 self.budget, self.proven = float(budget), 0.0
@@ -195,9 +218,11 @@ class Search:
             return
         if self._solve_exactly():
             return
-        with self.effort.section(0.4):
+        with self.effort.section(0.6):
             self.begin()
         self.others(budget_bytes)
+        if self.best() is None:
+            self._recall()
         if self.best() is None:
             self.sink()
         best = self.best()
@@ -254,7 +279,7 @@ class Search:
         """Raise the proven bound by linear programs."""
         if self.step.turn < 0 or len(self.step.ops) > GUIDED_OPS:
             return
-        limit = 0.25 * self.effort.seconds_left()
+        limit = max(0.5, 0.25 * self.effort.seconds_left())
         found = bound_seconds(
             self.problem, self.budget, self._chains(), time_limit=limit
         )
@@ -281,7 +306,8 @@ class Search:
             first_moment=self.step.turn,
         )
         self.moments.update(moments)
-        for draft in found:
+        # The last knows most moments; once it fits, the others are soon given up.
+        for draft in reversed(found):
             self.settle(draft, self.budget)
 
     def greedy(self, share: float) -> None:
@@ -305,7 +331,7 @@ class Search:
 
     def sink(self) -> None:
         """Look for the lowest peak."""
-        sink(self.base, self.effort, offer=self.offer)
+        sink(self.base, self.effort, offer=self.offer, goal=self.budget)
 
     def others(self, budget_bytes: int | None) -> None:
         """Start from what other planners find."""
