@@ -21,9 +21,11 @@ from lowtide._graph import StepGraph
 from lowtide._plan import Plan
 from lowtide._schedule import plan_or_raise, sequence_from_kept, with_frees
 from lowtide._simulate import simulate
-from lowtide.planners._chain import Chain
+from lowtide.planners._chain import Chain, chain_of
 
 _MAX_LABELS = 32
+_FEW_LABELS = 20
+_MOST_CUTS = 600
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,18 +72,23 @@ def least_peak(chain: Chain, *, reach: int | None = None) -> Choice:
 
 
 def least_seconds(
-    chain: Chain, budget_bytes: int, *, reach: int | None = None
+    chain: Chain,
+    budget_bytes: int,
+    *,
+    reach: int | None = None,
+    max_labels: int = _MAX_LABELS,
 ) -> Choice | None:
     """The fastest choice whose peak by the tables is at most the budget, if any.
 
     Labels (bytes kept, seconds) run from the first cut to the last; at each cut only
-    those that no other beats are held, thinned evenly to a few dozen.
+    those that no other beats are held, thinned evenly to `max_labels`.
     """
     count = len(chain)
     labels = [_Labels.start()]
     for j in range(1, count):
         low = 0 if reach is None else max(0, j - reach)
-        labels.append(_extend(chain, labels, (low, j), budget_bytes))
+        reached = _extend(chain, labels, (low, j), budget_bytes)
+        labels.append(_unbeaten(reached, max_labels))
     if not len(labels[-1].kept):
         return None
     return _trace(labels, int(labels[-1].seconds.argmin()))
@@ -124,7 +131,7 @@ def _extend(
     seconds = np.concatenate([source.seconds for source in sources])
     again = kept + chain.again_peak[cut, j] <= budget
     saved = kept + chain.saved_peak[cut, j] <= budget
-    both = _Labels(
+    return _Labels(
         np.concatenate(
             [
                 (kept + chain.cut_bytes[cut, j])[again],
@@ -136,17 +143,16 @@ def _extend(
         np.concatenate([row[again], row[saved]]),
         np.repeat([False, True], [int(again.sum()), int(saved.sum())]),
     )
-    return _unbeaten(both)
 
 
-def _unbeaten(labels: _Labels) -> _Labels:
+def _unbeaten(labels: _Labels, max_labels: int) -> _Labels:
     order = np.argsort(labels.kept, kind="stable")
     fastest = np.minimum.accumulate(labels.seconds[order])
     better = np.ones(len(order), bool)
     better[1:] = fastest[1:] < fastest[:-1]
     order = order[better]
-    if len(order) > _MAX_LABELS:
-        picks = np.linspace(0, len(order) - 1, _MAX_LABELS).round().astype(int)
+    if len(order) > max_labels:
+        picks = np.linspace(0, len(order) - 1, max_labels).round().astype(int)
         order = order[picks]
     return labels.take(order)
 
@@ -197,6 +203,26 @@ def ladder(chain: Chain, *, levels: int, reach: int | None = None) -> list[Candi
         if choice is not None:
             found.append(Candidate.of(chain, choice))
     return found
+
+
+def rich_chain(step: StepGraph, *, max_cuts: int = 192) -> Chain:
+    """The chain of the cuts that matter: narrow ones, and those that good choices use.
+
+    A wide place can be worth cutting at too, to drop what lies behind it for little
+    time (the inside of an attention). Which ones, a coarse search over all places says.
+    """
+    every = chain_of(step, max_cuts=_MOST_CUTS)
+    if len(every) <= max_cuts:
+        return every
+    low = Candidate.of(every, least_peak(every)).peak_bytes
+    high = int(every.saved_peak[0, -1])
+    narrow = set(chain_of(step, max_cuts=max_cuts // 2).places)
+    used = {cut for cut, place in enumerate(every.places) if place in narrow}
+    for percent in (10, 35, 60, 80):
+        budget_bytes = low + (high - low) * percent // 100
+        choice = least_seconds(every, budget_bytes, max_labels=_FEW_LABELS)
+        used.update(choice.cuts if choice else ())
+    return every.at(sorted(used))
 
 
 def num_levels(step: StepGraph) -> int:

@@ -21,8 +21,13 @@ from collections.abc import Iterator
 
 from lowtide._graph import StepGraph
 from lowtide._plan import Plan
-from lowtide.planners._chain import chain_of
-from lowtide.planners._segments import best_plan, kept_sequences, ladder, num_levels
+from lowtide.planners._segments import (
+    best_plan,
+    kept_sequences,
+    ladder,
+    num_levels,
+    rich_chain,
+)
 
 
 def plan(
@@ -36,6 +41,6 @@ def plan(
 
 
 def _sequences(step: StepGraph) -> Iterator[tuple[int, ...]]:
-    chain = chain_of(step, max_cuts=192)
+    chain = rich_chain(step)
     found = ladder(chain, levels=num_levels(step))
     return kept_sequences(step, found)

@@ -34,7 +34,13 @@ from lowtide.chains import (
     rotor_floor,
 )
 from lowtide.planners._chain import Chain, backward_bytes, chain_of
-from lowtide.planners._segments import Candidate, best_plan, ladder, num_levels
+from lowtide.planners._segments import (
+    Candidate,
+    best_plan,
+    ladder,
+    num_levels,
+    rich_chain,
+)
 
 _MAX_CUTS = 41
 _NUM_CHAINS = 4
@@ -53,7 +59,7 @@ def _sequences(step: StepGraph) -> Iterator[tuple[int, ...]]:
     """Op sequences to try, whatever the budget."""
     if step.turn < 0:
         return
-    fine = chain_of(step, max_cuts=192)
+    fine = rich_chain(step)
     flat = ladder(fine, levels=num_levels(step))
     for candidate in flat:
         yield tuple(sequence_from_kept(step, candidate.choice.kept(fine)))
