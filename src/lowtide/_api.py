@@ -112,12 +112,30 @@ def _install(model: Any, settings: Settings, inner: str) -> Any:
                 "it is neither a module nor a function",
                 "Pass the model, or a function that computes the loss",
             )
-        return PlannedCall(model, settings, _modules_of(model))
+        modules = _modules_of(model)
+        call = PlannedCall(model, settings, modules)
+        if settings.verify:
+            call.before_first = _checked(model, settings, modules)
+        return call
     _refuse_bypassed(model)
     call = PlannedCall(model._call_impl, settings, [model])
+    if settings.verify:
+        call.before_first = _checked(model._call_impl, settings, [model])
     call.watch_for_bypass(model)
     model._compiled_call_impl = call  # type: ignore[assignment]
     return model
+
+
+def _checked(
+    function: Callable[..., Any], settings: Settings, modules: list[nn.Module]
+) -> Callable[[tuple[Any, ...], dict[str, Any]], None]:
+    """Before the first planned call: run it both ways, raise if they differ."""
+
+    def check(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        result = _both_ways(function, settings, modules, args, kwargs, None, False)
+        result.raise_if_failed()
+
+    return check
 
 
 def planned(model: Any) -> PlannedCall | None:
@@ -253,9 +271,23 @@ def verify(
     """
     settings = _settings_for(model, plan, budget, planner)
     modules = [model] if isinstance(model, nn.Module) else _modules_of(model)
-    function = model._call_impl if isinstance(model, nn.Module) else model
-    call = PlannedCall(function, settings, modules)
     args, kwargs = arguments_of(batch)
+    return _both_ways(
+        restore_function(model), settings, modules, args, kwargs, loss, measured
+    )
+
+
+def _both_ways(
+    function: Callable[..., Any],
+    settings: Settings,
+    modules: list[nn.Module],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    loss: Loss | None,
+    measured: bool,
+) -> Verification:
+    """Run a training step plain and planned, and compare."""
+    call = PlannedCall(function, settings, modules)
 
     def step(function: Callable[..., Any]) -> Callable[[], torch.Tensor]:
         def run() -> torch.Tensor:
@@ -267,10 +299,10 @@ def verify(
 
     def measurement() -> Measurement:
         with preserved(modules):
-            peak, resident, live = allocated_peak(step(call), modules, batch)
-            plain, planned_ = timed([step(function), step(call)], modules, 3)
+            peak, resident, live = allocated_peak(step(call), modules, (args, kwargs))
+            ours, theirs = timed([step(call), step(function)], modules, 3)
         return Measurement(
-            peak, 0, median(planned_), tuple(planned_), median(plain), resident, live
+            peak, 0, median(ours), tuple(ours), median(theirs), resident, live
         )
 
     return compare(

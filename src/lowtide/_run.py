@@ -72,6 +72,9 @@ class PlannedCall:
         self.steps: list[StepGraph] = []
         self.watch = Watch()
         self.num_calls = 0
+        self.before_first: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = (
+            None
+        )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the call, planned if it is a training call."""
@@ -81,6 +84,9 @@ class PlannedCall:
         key = _kind_of_input(args, kwargs, self.has_gradients())
         call = self.calls.get(key)
         if call is None:
+            if self.before_first is not None:
+                check, self.before_first = self.before_first, None
+                check(args, kwargs)
             call, outputs = self.first_call(args, kwargs)
             self.calls[key] = call
             return outputs

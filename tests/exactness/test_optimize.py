@@ -18,6 +18,7 @@ from lowtide.errors import (
     InvalidArgumentError,
     NoTrainingGraphError,
     PlanMismatchError,
+    VerificationError,
 )
 
 
@@ -261,6 +262,26 @@ def test_verify_says_equal_and_puts_everything_back(
     assert all(p.grad is None for p in net.parameters())
 
 
+def test_optimize_can_verify_first(
+    net: Net, batch: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = copy.deepcopy(net)
+    lowtide.optimize(net, budget="70%", verify=True)
+    step(net, batch)
+    step(plain, batch)
+    assert all(map(torch.equal, gradients(net), gradients(plain)))
+    # A rewrite that draws again is caught before the first step trains on it.
+    from lowtide import _rewrite
+    from tests.exactness.test_traps import draw_again
+
+    monkeypatch.setattr(_rewrite, "run_with_generator_state", draw_again)
+    wrong = lowtide.optimize(
+        Net(), budget="1 TiB", planner="recompute_all", verify=True
+    )
+    with pytest.raises(VerificationError, match="gradient of layers"):
+        step(wrong, batch)
+
+
 def test_measure_counts_every_byte(net: Net, batch: torch.Tensor) -> None:
     profiled = lowtide.profile(net, batch, loss=lambda y: (y**2).mean())
     lowtide.apply(net, lowtide.plan(profiled, budget="80%"))
@@ -301,5 +322,5 @@ def test_a_model_that_raises_says_so(batch: torch.Tensor) -> None:
             return self.layer(x)
 
     torch._dynamo.reset()
-    with pytest.raises(CaptureError, match="mat1 and mat2 shapes"):
+    with pytest.raises(CaptureError, match="same reduction dim"):
         lowtide.profile(Wrong(), batch)
