@@ -18,8 +18,13 @@ help:
 demo: $(STAMP)
 	$(BIN)/lowtide demo
 
+# Without chromium the report cannot be opened; everything else is tested all the same.
+BROWSER := $(shell command -v chromium)
+MARKERS := not slow$(if $(BROWSER),, and not browser)
+
 test: lint
-	$(BIN)/pytest -m "not slow" $(PYTEST_ARGS)
+	@$(if $(BROWSER),,echo "chromium not found: the report's browser tests are left out")
+	$(BIN)/pytest -m "$(MARKERS)" $(PYTEST_ARGS)
 
 test-slow: $(STAMP)
 	$(BIN)/pytest -m slow $(PYTEST_ARGS)

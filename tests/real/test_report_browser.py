@@ -26,7 +26,7 @@ from tests.report_steps import (
     renamed,
 )
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.browser, pytest.mark.real, pytest.mark.timeout(240)]
 
 ARGS = (
     "--no-sandbox --disable-gpu --disable-background-networking --disable-sync "
