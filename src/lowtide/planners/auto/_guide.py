@@ -41,14 +41,14 @@ def guided(
             break
         draft = forgetting(problem, moments, found.alive)
         offer(draft)
-        worst = _worst_moment(draft, budget, moments)
+        worst = worst_moment(draft, budget, moments)
         if worst < 0:
             break
         moments = sorted([*moments, worst], key=order.__getitem__)
     return moments
 
 
-def _worst_moment(draft: Draft, budget: float, moments: Sequence[int]) -> int:
+def worst_moment(draft: Draft, budget: float, moments: Sequence[int]) -> int:
     """The first run nearest to where the draft is most over the budget, or -1."""
     first_runs: list[int] = []
     seen: set[int] = set()

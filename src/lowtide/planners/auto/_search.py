@@ -19,7 +19,7 @@ from lowtide.planners.auto._effort import Effort
 from lowtide.planners.auto._exact import ExactSearch
 from lowtide.planners.auto._floor import peak_bound_bytes, sink
 from lowtide.planners.auto._greedy import Options, lower
-from lowtide.planners.auto._guide import guided
+from lowtide.planners.auto._guide import guided, worst_moment
 from lowtide.planners.auto._improve import improve
 from lowtide.planners.auto._keep import raise_up
 from lowtide.planners.auto._order import outputs_late
@@ -64,6 +64,7 @@ class Search:
         self.moments: Counter[int] = Counter()
         self.proven = 0.0
         self.proven_bytes = 0.0
+        self.proved: set[tuple[float, ...]] = set()
         self.budget = 0.0
         self.offer(given)
         self.offer(self.base)
@@ -242,7 +243,22 @@ class Search:
                 self.prove()
             self.greedy(share)
             if self.is_close():
+                return
+        self._note_peaks()
+        self.prove()
+
+    def _note_peaks(self) -> None:
+        """Let the next bound look where the best draft has least room left."""
+        best = self.best()
+        if best is None or self.step.turn < 0:
+            return
+        noted = [self.step.turn]
+        for _ in range(3):
+            moment = worst_moment(best, 0.97 * self.budget, noted)
+            if moment < 0:
                 break
+            noted.append(moment)
+            self.moments[moment] += 1000
 
     def _baseline_is_least(self) -> bool:
         return self.base.seconds <= self.needed_seconds * (1 + 1e-12)
@@ -280,9 +296,9 @@ class Search:
         if self.step.turn < 0 or len(self.step.ops) > GUIDED_OPS:
             return
         limit = max(0.5, 0.25 * self.effort.seconds_left())
-        found = bound_seconds(
-            self.problem, self.budget, self._chains(), time_limit=limit
-        )
+        chains = [c for c in self._chains() if (self.budget, *c) not in self.proved]
+        self.proved.update((self.budget, *c) for c in chains)
+        found = bound_seconds(self.problem, self.budget, chains, time_limit=limit)
         self.proven = max(self.proven, found)
 
     def is_close(self) -> bool:
