@@ -155,6 +155,8 @@ def main(arguments: list[str] | None = None) -> None:
 def _run(words: list[str]) -> int:
     try:
         done = app(words, prog_name="lowtide", standalone_mode=False)
+        if done == _failures.INTERRUPTED:  # what typer makes of Ctrl-C
+            raise KeyboardInterrupt
         return done if isinstance(done, int) else _failures.OK
     except BrokenPipeError:
         return _hang_up()

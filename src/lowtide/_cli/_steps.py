@@ -56,11 +56,11 @@ def _proof(plan: Plan) -> tuple[str, str]:
     if plan.proof.gap <= 0:
         return "optimal", "no plan for this budget is faster"
     bound = plan.proof.bound_seconds / max(plan.baseline_seconds, 1e-30) - 1
-    return (
-        f"gap {format_percent(plan.proof.gap)}",
-        f"no plan for this budget takes less than "
-        f"{format_percent(max(0.0, bound), signed=True)} time",
-    )
+    known = "no bound is known but the time without a plan"
+    if bound > 0:
+        extra = format_percent(bound, signed=True)
+        known = f"no plan for this budget takes less than {extra} time"
+    return f"gap {format_percent(plan.proof.gap)}", known
 
 
 def recomputed(step: StepGraph, plan: Plan) -> tuple[str, str]:

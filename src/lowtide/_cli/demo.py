@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -58,6 +59,9 @@ def demo(
 
 def run(budget: str | int, num_steps: int) -> dict[str, Any]:
     """Both trainings, the plan between them, and the measurements of both."""
+    # One thread, here and in the processes that measure: steps this small gain nothing
+    # from more, and times are steadier on a busy machine.
+    os.environ["OMP_NUM_THREADS"] = "1"
     _api = load_api()
     from lowtide._cli import _training
     from lowtide._planning import plan as make_plan

@@ -1,0 +1,164 @@
+"""The command line on real models: every verb that needs torch, as its own process."""
+
+import json
+
+import pytest
+
+from lowtide import Plan, StepGraph
+from tests.shell import run
+
+pytestmark = pytest.mark.real
+
+TARGET = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(6))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = nn.functional.gelu(layer(x))
+        return x.square().sum(dim=1)
+
+
+class Wrong(Net):
+    def forward(self, x):
+        return super().forward(x) @ torch.ones(3)
+
+
+def make(batch=512):
+    print("a word of the user's own")
+    return Net(), torch.randn(batch, 32), lambda output: output.mean()
+
+
+def wrong():
+    return Wrong(), torch.randn(4, 32)
+
+
+def odd():
+    return Net(), torch.randn(4, 32), "mean"
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with a target, and the plan that the command line made for it."""
+    path = tmp_path_factory.mktemp("cli")
+    (path / "train.py").write_text(TARGET)
+    words = ("train.py:make", "--budget", "80%", "--time-limit", "2")
+    done = run("plan", *words, "-o", "net.plan.json", cwd=path)
+    assert done.code == 0, done.err
+    assert "a word of the user's own" in done.err
+    assert "a word of the user's own" not in done.out
+    assert done.lines[-1] == "next: lowtide report net.plan.json"
+    return path
+
+
+def test_a_plan_of_a_function_leaves_its_step_beside_it(folder):
+    plan = Plan.load(folder / "net.plan.json")
+    step = StepGraph.load(folder / "net.step.json")
+    assert plan.fingerprint == step.fingerprint
+    assert plan.peak_bytes <= 0.8 * step.baseline_peak_bytes
+    assert step.facts["target"] == ["train.py:make"]
+    assert run("report", "net.plan.json", "--text", cwd=folder).code == 0
+
+
+def test_verify_compares_bit_by_bit(folder):
+    done = run("verify", "train.py:make", "--plan", "net.plan.json", cwd=folder)
+    assert done.code == 0, done.err
+    assert done.out.count("equal, bit by bit") == 4
+    assert "DIFFERENT" not in done.out
+
+
+def test_verify_fails_with_its_own_code(folder):
+    data = json.loads((folder / "net.plan.json").read_text())
+    data["budget_bytes"] = 1  # a promise that no step can keep
+    (folder / "liar.plan.json").write_text(json.dumps(data))
+    words = ("verify", "train.py:make", "--plan", "liar.plan.json")
+    done = run(*words, "--json", cwd=folder)
+    assert done.code == 4
+    assert "above the budget of 1 bytes" in done.err
+    assert json.loads(done.out)["ok"] is False
+
+
+def test_a_plan_for_another_batch_does_not_match(folder):
+    words = ("verify", "train.py:make", "--batch", "32", "--plan", "net.plan.json")
+    done = run(*words, cwd=folder)
+    assert done.code == 1
+    assert "this plan is for step" in done.err
+
+
+def test_a_model_that_raises_shows_the_users_line(folder):
+    done = run("profile", "train.py:wrong", cwd=folder)
+    assert done.code == 1
+    assert "at train.py:19: return super().forward(x) @ torch.ones(3)" in done.err
+    assert "RuntimeError" in done.err
+    assert "Traceback" not in done.err
+
+
+def test_a_function_that_returns_something_else(folder):
+    done = run("profile", "train.py:odd", cwd=folder)
+    assert done.code == 2
+    assert "returned a tuple of (Net, Tensor, str)" in done.err
+
+
+def test_profile_and_verify_of_a_built_in_model(tmp_path):
+    words = ("mlp", "--batch", "64", "-O", "width=32", "-O", "layers=2")
+    done = run("plan", *words, "--budget", "95%", "-o", "mlp.plan.json", cwd=tmp_path)
+    assert done.code == 0, done.err
+    # The step beside the plan says which model it was, so the plan alone will do.
+    done = run("verify", "mlp.plan.json", "--json", cwd=tmp_path)
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    assert found["ok"]
+    assert found["measured_peak_bytes"] <= found["budget_bytes"]
+
+
+def test_an_estimate_allocates_nothing_and_names_a_device(tmp_path):
+    words = ("profile", "tiny_gpt", "-O", "width=4096", "-O", "layers=2")
+    done = run(*words, "--how", "estimate", "--device", "a100-80gb", cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert "GiB" in done.out
+    done = run(*words, "--how", "estimate", "--device", "abacus", cwd=tmp_path)
+    assert done.code == 2
+    assert "no description of such a device" in done.err
+
+
+def test_batch_shows_every_size_and_the_largest(tmp_path):
+    words = ("batch", "mlp", "--batches", "64,256", "-O", "width=64", "-o", "b.svg")
+    done = run(*words, "--time-limit", "1", "--json", cwd=tmp_path)
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    small, large = found["rows"]
+    assert (small["batch"], large["batch"]) == (64, 256)
+    assert found["budget_bytes"] == small["baseline_peak_bytes"]
+    assert small["measured_planned"]["peak_bytes"] <= found["budget_bytes"]
+    assert found["largest_batch"] >= 64
+    assert found["largest_peak_bytes"] <= found["budget_bytes"]
+    assert "<svg" in (tmp_path / "b.svg").read_text()
+
+
+def test_doctor(tmp_path):
+    done = run("doctor", cwd=tmp_path)
+    assert done.code == 0, done.out
+    assert "torch" in done.out
+    assert done.lines[-1] == "next: lowtide demo"
+    found = json.loads(run("doctor", "--json", cwd=tmp_path, LOWTIDE_BUDGET="1GiB").out)
+    assert found["ok"]
+    assert {"name": "LOWTIDE_BUDGET", "found": "1GiB", "verdict": "set"} in found[
+        "rows"
+    ]
+
+
+@pytest.mark.slow
+def test_demo(tmp_path):
+    done = run("demo", cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert done.out.count("same bits") == 8
+    assert "8 of 8 losses" in done.out
+    assert (tmp_path / "demo.html").stat().st_size > 10_000
+    assert run("demo", cwd=tmp_path).code == 1  # does not replace the report

@@ -1,0 +1,128 @@
+"""Drives the `lowtide` command as a user does: through a pipe, or a real terminal."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+LOWTIDE = (sys.executable, "-m", "lowtide")
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07")
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str = ""
+
+    @property
+    def lines(self) -> list[str]:
+        """Standard output by line."""
+        return self.out.splitlines()
+
+    @property
+    def plain(self) -> str:
+        """The output without color and without what was drawn over."""
+        return visible(self.out)
+
+
+def environment(**changes: str | None) -> dict[str, str]:
+    """This process's environment, with changes; None removes a name."""
+    found = {**os.environ, "PYTHONUNBUFFERED": "", "OMP_NUM_THREADS": "1"}
+    for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "TERM"):
+        found.pop(name, None)
+    for name, value in changes.items():
+        found.pop(name, None)
+        if value is not None:
+            found[name] = value
+    return found
+
+
+def run(
+    *words: object, cwd: Path, stdout: object = None, **changes: str | None
+) -> Done:
+    """Run a command with its output in pipes, or `stdout` in an open file."""
+    done = subprocess.run(
+        [*LOWTIDE, *map(str, words)],
+        cwd=cwd,
+        env=environment(**changes),
+        stdout=subprocess.PIPE if stdout is None else stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    return Done(done.returncode, done.stdout or "", done.stderr)
+
+
+def run_in_terminal(
+    *words: object, cwd: Path, columns: int = 80, **changes: str | None
+) -> Done:
+    """Run a command whose standard output and error are a terminal."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    process = subprocess.Popen(
+        [*LOWTIDE, *map(str, words)],
+        cwd=cwd,
+        env=environment(**{"TERM": "xterm-256color", **changes}),
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        close_fds=True,
+    )
+    os.close(theirs)
+    try:
+        text = _read_all(ours, process)
+    finally:
+        process.kill()
+        os.close(ours)
+    return Done(process.wait(), text)
+
+
+def _read_all(descriptor: int, process: subprocess.Popen[bytes]) -> str:
+    found = bytearray()
+    stop = time.monotonic() + 200
+    while time.monotonic() < stop:
+        ready, _, _ = select.select([descriptor], [], [], 0.2)
+        if ready:
+            try:
+                part = os.read(descriptor, 65536)
+            except OSError:  # Linux says so when the other side has closed
+                break
+            if not part:
+                break
+            found += part
+        elif process.poll() is not None:
+            break
+    process.wait(timeout=20)
+    return found.decode(errors="replace").replace("\r\n", "\n")
+
+
+def visible(text: str) -> str:
+    """Text as it stays on the screen: no escapes, and only the last of each line."""
+    lines = _ESCAPES.sub("", text).split("\n")
+    return "\n".join(line.rsplit("\r", 1)[-1].rstrip() for line in lines)
+
+
+def start(*words: object, cwd: Path) -> subprocess.Popen[str]:
+    """Start a command, to be interrupted."""
+    return subprocess.Popen(
+        [*LOWTIDE, *map(str, words)],
+        cwd=cwd,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
