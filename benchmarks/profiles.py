@@ -14,8 +14,8 @@ Prints five tables and writes `results/profiles.json` next to this file:
 * with --large, a model that does not fit on this machine.
 
 On one thread times are those that the thread computes, so other work on the machine
-does not lengthen them; on several threads they are wall times. The least of each few is
-shown for whole steps, since noise can only add.
+does not lengthen them; on several threads they are wall times. Steps and ops are both
+medians of a few.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import argparse
 import json
 import os
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -49,10 +50,14 @@ def main() -> None:
     parser.add_argument("models", nargs="*", default=list(MODELS))
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--large", action="store_true")
+    parser.add_argument("--system-peak", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     import torch
 
     torch.set_num_threads(given.threads)
+    if given.system_peak:
+        print(system_peak_here(given.models[0]))
+        return
     # Child processes measure with as many.
     os.environ["OMP_NUM_THREADS"] = str(given.threads)
     results: dict[str, Any] = {"threads": given.threads, "torch": torch.__version__}
@@ -82,7 +87,6 @@ def one_model(name: str) -> dict[str, Any]:
     """Everything about one model."""
     import lowtide
     from lowtide import models
-    from lowtide._meter import rss_peak_in_child
     from lowtide._profile import ledger
 
     note(f"{name}: building")
@@ -100,11 +104,11 @@ def one_model(name: str) -> dict[str, Any]:
     measured, cold_seconds = timed(lambda: profile("measure"))
     _, warm_seconds = timed(lambda: profile("measure"))
     note(f"{name}: running")
-    step_seconds = least_seconds(step, example.model)
+    step_seconds = middle_seconds(step, example.model)
     example.model.zero_grad(set_to_none=True)
     book = ledger(step, modules=[example.model], batch=example.batch)
     example.model.zero_grad(set_to_none=True)
-    system = rss_peak_in_child(example.model, example.batch, example.loss, None)
+    system = system_peak(name)
     return {
         "options": MODELS.get(name, {}),
         "ops": len(measured.baseline),
@@ -139,6 +143,28 @@ def step_of(example: Any) -> Callable[[], None]:
     return step
 
 
+def system_peak(name: str) -> int:
+    """Bytes that the operating system sees a step take, in a fresh process."""
+    from lowtide._meter import MALLOC_ENVIRONMENT
+
+    command = [sys.executable, __file__, name, "--system-peak"]
+    command += ["--threads", os.environ["OMP_NUM_THREADS"]]
+    environment = {**os.environ, **MALLOC_ENVIRONMENT}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    return int(done.stdout.split()[-1]) if done.returncode == 0 else 0
+
+
+def system_peak_here(name: str) -> int:
+    """The same in this process, after a first step has set everything up."""
+    from lowtide import models
+    from lowtide._meter import rss_peak
+
+    example = models.build(name, **MODELS.get(name, {}))
+    step = step_of(example)
+    step()
+    return rss_peak(step, [example.model])
+
+
 def timed(run: Callable[[], Any]) -> tuple[Any, float]:
     """A result and the seconds it took, without waiting for a busy core if it can."""
     clock = busy_clock()
@@ -154,13 +180,13 @@ def busy_clock() -> Callable[[], float]:
     return time.process_time if torch.get_num_threads() == 1 else time.perf_counter
 
 
-def least_seconds(step: Callable[[], None], model: Any, repeats: int = 5) -> float:
-    """The least time of a few steps after one to warm up."""
+def middle_seconds(step: Callable[[], None], model: Any, repeats: int = 5) -> float:
+    """The median time of a few steps after one to warm up."""
     samples: list[float] = []
     for _ in range(repeats + 1):
         model.zero_grad(set_to_none=True)
         samples.append(timed(step)[1])
-    return min(samples[1:])
+    return statistics.median(samples[1:])
 
 
 def count_views(step: Callable[[], None], model: Any) -> int:

@@ -81,8 +81,8 @@ _PER_ELEMENT |= dict.fromkeys(
 )
 _REDUCTIONS = frozenset(
     "sum mean amax amin max min prod any all argmax argmin var var_mean std std_mean "
-    "logsumexp norm linalg_vector_norm nll_loss_forward nll_loss2d_forward cumsum "
-    "cumprod median mse_loss l1_loss smooth_l1_loss".split()
+    "logsumexp norm linalg_vector_norm cumsum cumprod "
+    "median mse_loss l1_loss smooth_l1_loss".split()
 )
 _DRAWS = frozenset(
     "native_dropout bernoulli rand rand_like randn randn_like randint randint_like "
@@ -125,7 +125,8 @@ def _work(call: Call) -> Work:
         return Work("pooling", _pooling(call, name, elements), read + written, dtype)
     indexed = _indexing(call, name, inputs, outputs)
     if indexed is not None:
-        return Work("indexing", elements, indexed, dtype)
+        moved = max((t.numel() for t in outputs), default=0)
+        return Work("indexing", moved, indexed, dtype)
     if name.rstrip("_") in _DRAWS:
         drawn = outputs[0].numel() if outputs else 0
         return Work("random", elements, read + written, dtype, draws=drawn)
@@ -282,6 +283,9 @@ def _indexing(
         ):
             moved = sum(span_bytes(t) for t in inputs[1:])
             return span_bytes(inputs[0]) + made + 2 * moved
+        case "nll_loss_forward" | "nll_loss2d_forward":
+            # One value for each label, and each value is a line of the cache.
+            return sum(span_bytes(t) + 64 * t.numel() for t in inputs[1:2])
         case "nll_loss_backward" | "nll_loss2d_backward":
             return 2 * made
         case "slice_backward" | "select_backward" | "constant_pad_nd":
