@@ -216,7 +216,7 @@ def rich_chain(step: StepGraph, *, max_cuts: int = 192) -> Chain:
         return every
     low = Candidate.of(every, least_peak(every)).peak_bytes
     high = int(every.saved_peak[0, -1])
-    narrow = set(chain_of(step, max_cuts=max_cuts // 2).places)
+    narrow = set(chain_of(step, max_cuts=max_cuts).places)
     used = {cut for cut, place in enumerate(every.places) if place in narrow}
     for percent in (10, 35, 60, 80):
         budget_bytes = low + (high - low) * percent // 100
