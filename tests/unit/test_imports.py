@@ -10,7 +10,8 @@ import lowtide
 
 # Every stage that must plan, simulate or report without torch, present or to come.
 TORCH_FREE = set(
-    "_diff _format _graph _names _plan _queries _report _schedule _simulate _text "
+    "_diff _explain _format _graph _names _plan _planning _queries _report _schedule "
+    "_simulate _sweep _text "
     "_units chains errors planners".split()
 )
 MODULES = {module.name for module in pkgutil.iter_modules(lowtide.__path__)}

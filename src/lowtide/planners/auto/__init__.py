@@ -37,10 +37,7 @@ from collections.abc import Sequence
 
 from lowtide._graph import StepGraph
 from lowtide._plan import Plan
-from lowtide.planners.auto._search import Search
-
-# The floor is asked for by error messages and sweeps: it must not keep anyone waiting.
-FLOOR_SECONDS = 5.0
+from lowtide.planners.auto._search import Search, lowest
 
 
 def frontier(
@@ -68,11 +65,12 @@ def plan(
     Args:
         step: The step to plan.
         budget_bytes: What the peak may be, everything included.
-        time_limit: Seconds of search. The same limit gives the same plan.
+        time_limit: Seconds of search within a budget. The same limit gives the same
+            plan. The lowest peak always takes a few seconds.
 
     Raises:
         BudgetTooSmallError: No plan found fits; the error says how low one gets.
     """
     if budget_bytes is None:
-        return Search(step, min(time_limit, FLOOR_SECONDS)).lowest()
+        return lowest(step)
     return Search(step, time_limit).fastest(budget_bytes)

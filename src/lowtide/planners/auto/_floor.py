@@ -30,21 +30,15 @@ def sink(
     effort: Effort,
     *,
     offer: Callable[[Draft], None],
-    goal: float = 0.0,
     steps: int = 9,
 ) -> Draft:
-    """The draft with the lowest peak that a bisection over budgets finds.
-
-    It ends as soon as the peak is at most `goal`.
-    """
+    """The draft with the lowest peak that a bisection over budgets finds."""
     problem = start.problem
     low, best = peak_bound_bytes(problem), start
     limit = MOST_SECONDS * problem.step.baseline_seconds
     options = Options(tried=24, batch=0.5, limit_seconds=limit)
     for _ in range(steps):
         if best.peak_bytes - low <= 0.004 * best.peak_bytes or effort.is_over():
-            break
-        if best.peak_bytes <= goal:
             break
         target = low + 0.5 * (best.peak_bytes - low)
         draft = lower(start, target, effort, options)

@@ -41,6 +41,9 @@ CLOSE_ENOUGH = 2e-4
 
 # Where a step carries the sequences found for it, by budget.
 _KNOWN = "_planned_by_auto"
+_LOWEST = "_lowest_by_auto"
+# The floor is asked for by error messages and sweeps: it must not keep anyone waiting.
+FLOOR_SECONDS = 4.0
 
 
 class Search:
@@ -94,16 +97,22 @@ class Search:
         return min(fitting, key=lambda d: (d.seconds, d.peak_bytes), default=None)
 
     def lowest(self) -> Plan:
-        """The plan with the lowest peak."""
+        """The plan with the lowest peak, looked for once per step object."""
         stopped = "search"
-        try:
-            self.sink()
-            self.others(None)
-            self._sink_exactly()
-        except KeyboardInterrupt:
-            stopped = "interrupted"
-        self._remember()
+        found: tuple[int, ...] | None = self.step.__dict__.get(_LOWEST)
+        if found is not None:
+            self.offer(Draft(self.problem, found))
+        else:
+            try:
+                self.sink()
+                self.others(None)
+                self._sink_exactly()
+            except KeyboardInterrupt:
+                stopped = "interrupted"
+        self._recall()
         draft = min(self.drafts, key=lambda d: (d.peak_bytes, d.seconds))
+        if stopped != "interrupted":
+            self.step.__dict__[_LOWEST] = tuple(draft.ops)
         return self._plan(draft, None, self._why(stopped))
 
     def fastest(self, budget_bytes: int) -> Plan:
@@ -119,10 +128,9 @@ class Search:
         self._remember()
         draft = self.best()
         if draft is None:
-            lowest = min(self.drafts, key=lambda d: (d.peak_bytes, d.seconds))
-            schedule = with_frees(self.step, lowest.ops)
+            floor = lowest(self.step)
             raise BudgetTooSmallError(
-                budget_bytes, int(lowest.peak_bytes), blame(self.step, schedule)
+                budget_bytes, floor.peak_bytes, blame(self.step, floor.schedule)
             )
         return self._plan(draft, budget_bytes, self._why(stopped))
 
@@ -225,7 +233,8 @@ class Search:
         if self.best() is None:
             self._recall()
         if self.best() is None:
-            self.sink()
+            # The same floor that is found when it is asked for: errors quote it.
+            self.offer(Draft(self.problem, lowest(self.step).ops))
         best = self.best()
         if best is None:
             return
@@ -347,7 +356,7 @@ class Search:
 
     def sink(self) -> None:
         """Look for the lowest peak."""
-        sink(self.base, self.effort, offer=self.offer, goal=self.budget)
+        sink(self.base, self.effort, offer=self.offer)
 
     def others(self, budget_bytes: int | None) -> None:
         """Start from what other planners find."""
@@ -412,3 +421,8 @@ class Search:
 
 def _gap(bound: float, seconds: float) -> float:
     return 0.0 if seconds <= 0 else max(0.0, 1.0 - bound / seconds)
+
+
+def lowest(step: StepGraph) -> Plan:
+    """The plan with the lowest peak that a few seconds find."""
+    return Search(step, FLOOR_SECONDS).lowest()
