@@ -279,7 +279,8 @@ def costed(
             spread=cost.spread,
             scratch_bytes=cost.scratch_bytes,
         )
-    return replace(step, ops=tuple(ops), facts={**step.facts, "how": how})
+    facts = {**step.facts, "how": how, "costs_of": device or ""}
+    return replace(step, ops=tuple(ops), facts=facts)
 
 
 def local_number(step: StepGraph, number: int) -> int:

@@ -87,6 +87,8 @@ def _time(step: StepGraph) -> str:
     ]
     how = str(step.facts.get("how", ""))
     said = {"measure": "measured", "estimate": "estimated"}.get(how, "")
+    if said == "estimated" and step.facts.get("costs_of"):
+        said += f" for {step.facts['costs_of']}"
     spread = sum(step.ops[i].seconds * step.ops[i].spread for i in step.baseline)
     if said == "measured" and total > 0 and spread > 0:
         said += f", +-{format_percent(spread / total)}"
