@@ -16,7 +16,6 @@ begins; `from_kept` pulls ops later than that, so plans are still simulated one 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -117,8 +116,7 @@ class Chain:
     K + saved_peak and keeps `saved_bytes` more. Both peaks include residents, and
     `backward_peak`, that of the backward alone. `pass_bytes` and `fill_bytes` are the
     most a forward holds beyond K, residents and pinned storages, without and with
-    saving what the backward reads. `rerun_seconds[i]` is the time of running again all
-    that lies before cut i.
+    saving what the backward reads.
     """
 
     step: StepGraph
@@ -133,7 +131,6 @@ class Chain:
     pass_bytes: Bytes
     fill_bytes: Bytes
     seconds: Seconds
-    rerun_seconds: Seconds
     lifetimes: Lifetimes
 
     def __len__(self) -> int:
@@ -155,7 +152,6 @@ class Chain:
             pass_bytes=self.pass_bytes[rows],
             fill_bytes=self.fill_bytes[rows],
             seconds=self.seconds[rows],
-            rerun_seconds=self.rerun_seconds[list(cuts)],
         )
 
     def kept(self, cuts: Iterable[int], saved: Iterable[tuple[int, int]]) -> set[int]:
@@ -181,26 +177,7 @@ def chain_of(step: StepGraph, *, max_cuts: int) -> Chain:
     return _Tables(lifetimes, places, [crossings[p] for p in places]).chain()
 
 
-def coarse_chain(step: StepGraph, *, max_cuts: int, num_shared: int) -> Chain:
-    """A chain in which storages that cross many cuts are pinned: long skips, masks.
-
-    Then what crosses a cut is its own, as methods for plain chains assume.
-    """
-    lifetimes = Lifetimes.of(step)
-    places = _narrow(lifetimes, lifetimes.crossings(), max_cuts)
-    crossings = lifetimes.crossings()
-    counts = Counter(s for p in places for s in crossings[p])
-    shared = frozenset(s for s, count in counts.items() if count >= num_shared)
-    pinned = replace(
-        lifetimes,
-        pinned=lifetimes.pinned | shared,
-        loose=tuple(s for s in lifetimes.loose if s not in shared),
-    )
-    crossings = pinned.crossings()
-    return _Tables(pinned, places, [crossings[p] for p in places]).chain()
-
-
-def widths(lifetimes: Lifetimes, crossings: Sequence[frozenset[int]]) -> Bytes:
+def _widths(lifetimes: Lifetimes, crossings: Sequence[frozenset[int]]) -> Bytes:
     """Bytes that cross each place."""
     sizes = lifetimes.step.sizes
     change = np.zeros(len(crossings) + 1, np.int64)
@@ -221,7 +198,7 @@ def _narrow(
     """
     sizes = lifetimes.step.sizes
     last = len(crossings) - 1
-    merit = widths(lifetimes, crossings).astype(float)
+    merit = _widths(lifetimes, crossings).astype(float)
     useful = np.zeros(len(crossings) + 1)
     for s in lifetimes.loose:
         if s in lifetimes.last_backward and lifetimes.last_forward.get(s, _NEVER) >= 0:
@@ -319,7 +296,6 @@ class _Tables:
             crossing=tuple(self.crossing),
             times=self.times,
             seconds=self._seconds(),
-            rerun_seconds=self._rerun_before(),
             lifetimes=self.life,
             **tables,
         )
@@ -438,12 +414,10 @@ class _Tables:
         by_time = np.cumsum(made[:, ::-1], axis=1)[:, ::-1]
         return np.cumsum(by_time[::-1], axis=0)[::-1][:, :num_times]
 
-    def _rerun_before(self) -> Seconds:
-        return np.concatenate([[0.0], np.cumsum(self.rerun)])[list(self.places)]
-
     def _seconds(self) -> Seconds:
         """Seconds to run each segment again, but for what its end makes needless."""
-        rerun, total = self.rerun, self._rerun_before()
+        rerun = self.rerun
+        total = np.concatenate([[0.0], np.cumsum(rerun)])[list(self.places)]
         table = np.maximum(total[None, :] - total[:, None], 0.0)
         for j, needless in enumerate(self.needless):
             for position in needless:

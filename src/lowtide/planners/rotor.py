@@ -4,16 +4,17 @@ Problem: least time under a budget for a chain of stages, where each run of a st
 forward saves nothing, its input, or all that its backward needs.
 Idea: T(m, i, t), the least time for stages i .. t with m bytes, either saves stage i
 whole and goes on, or keeps the input of some later stage j, handles j .. t first, and
-then runs from i again for the rest. Stages are segments between narrow places of the
-step, with times and bytes measured on it; storages that cross many places (masks, long
-skips) are kept throughout. The sequence is lowered to ops, each made as late as it can
-be, and simulated: the limit given to the recurrence shrinks until the real peak fits.
+then runs from i again for the rest. Stages are segments of the step between cuts, with
+times and bytes measured on it: of even length, or those of the best plans without
+nesting, which are tried as they are as well. A sequence is lowered to ops, each made as
+late as it can be, and simulated; of all tried, the fastest that really fits is taken.
 
 Reference: O. Beaumont, L. Eyraud-Dubois, J. Herrmann, A. Joly, A. Shilova, "Optimal
 checkpointing for heterogeneous chains", arXiv 1911.13214; `lowtide.chains.rotor`.
 Complexity: O(slots * stages^3) per limit tried, then one simulation.
-Loses: whole stages only, and few of them, so single cheap storages cannot be dropped;
-steps that are no chain (U-Nets, encoder-decoders) keep their skips.
+Loses: whole stages only, and few of them, so single cheap storages cannot be dropped.
+Bytes of a value that crosses several cuts (skips, masks) are counted where it is made,
+so nested plans of U-Nets and dense networks can exceed their limit and be discarded.
 """
 
 from __future__ import annotations
