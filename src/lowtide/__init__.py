@@ -35,6 +35,9 @@ _EXPORTS = {
     "Free": "_plan",
     "Timeline": "_simulate",
     "simulate": "_simulate",
+    "sweep": "_sweep",
+    "Frontier": "_sweep",
+    "explain": "_explain",
     "report": "_report",
     "Report": "_report",
     "Reference": "_report",
@@ -65,6 +68,7 @@ if TYPE_CHECKING:
     from lowtide._batch import largest_batch as largest_batch
     from lowtide._diff import Diff as Diff
     from lowtide._diff import diff as diff
+    from lowtide._explain import explain as explain
     from lowtide._graph import Op as Op
     from lowtide._graph import StepGraph as StepGraph
     from lowtide._graph import Storage as Storage
@@ -80,6 +84,8 @@ if TYPE_CHECKING:
     from lowtide._report._export import export as export
     from lowtide._simulate import Timeline as Timeline
     from lowtide._simulate import simulate as simulate
+    from lowtide._sweep import Frontier as Frontier
+    from lowtide._sweep import sweep as sweep
     from lowtide._verify import Verification as Verification
 
 

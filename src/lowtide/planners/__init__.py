@@ -8,7 +8,9 @@ that returns the fastest plan it knows whose peak is at most `budget_bytes`, or,
 a budget, the plan with the lowest peak it can reach. It raises `BudgetTooSmallError`
 with its lowest peak if it cannot fit. Its module docstring is its page in the docs. The
 name of the file is the name of the planner everywhere. Other packages add planners
-through the entry-point group `lowtide.planners` (name = "module:plan").
+through the entry-point group `lowtide.planners` (name = "module:plan"). For those who
+write one: `saved_by_baseline` lists what could be dropped, `from_kept` makes a schedule
+of what is not, and `make_plan` turns any schedule into a plan.
 """
 
 from __future__ import annotations
@@ -24,6 +26,9 @@ from importlib.metadata import entry_points
 
 from lowtide._graph import StepGraph
 from lowtide._plan import Plan
+from lowtide._schedule import from_kept as from_kept
+from lowtide._schedule import make_plan as make_plan
+from lowtide._schedule import saved_by_baseline as saved_by_baseline
 from lowtide.errors import InvalidArgumentError
 
 PlanFunction = Callable[..., Plan]
