@@ -1,8 +1,8 @@
 """Predicted against real peaks: whether the budget is kept, and how close it is.
 
 Each row runs in a fresh process: the model is planned for the budget, trained for one
-step to warm up, and then measured: bytes that the dispatcher's ledger saw allocated, and
-bytes that the operating system saw above the state before the step.
+step to warm up, and then measured: bytes that the dispatcher's ledger saw allocated,
+and bytes that the operating system saw above the state before the step.
 
     python benchmarks/peaks.py                 # all models and budgets
     python benchmarks/peaks.py resnet50 --budgets 100% 60%
@@ -114,7 +114,8 @@ def show(row: dict[str, Any]) -> str:
         above = predicted - row["resident_bytes"]
         ledger_error = f"{row['ledger_peak_bytes'] / predicted - 1:+7.1%}"
         rss_error = f"{row['rss_peak_bytes'] / above - 1:+7.1%}"
-        ratio = f"{row['time_ratio']:6.3f} (predicted {1 + row['predicted_overhead']:.3f})"
+        expected = 1 + row["predicted_overhead"]
+        ratio = f"{row['time_ratio']:6.3f} (predicted {expected:.3f})"
     return (
         f"{row['model']:12} {row['budget']:8} {cell('budget_bytes')} "
         f"{cell('predicted_peak_bytes')} {cell('ledger_peak_bytes')} {ledger_error:>7} "

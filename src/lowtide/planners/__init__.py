@@ -51,7 +51,7 @@ class Planner:
 
 def available() -> tuple[str, ...]:
     """The names of every planner, built in and installed."""
-    here = [m.name for m in pkgutil.iter_modules(__path__) if not m.name[0] == "_"]
+    here = [m.name for m in pkgutil.iter_modules(__path__) if m.name[0] != "_"]
     here.sort(key=lambda n: (_ORDER.index(n) if n in _ORDER else len(_ORDER), n))
     others = sorted(e.name for e in entry_points(group="lowtide.planners"))
     return (*here, *(n for n in others if n not in here))
