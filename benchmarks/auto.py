@@ -1,10 +1,12 @@
 """What planner auto costs at each budget, how near its bound, and how long it plans.
 
-    python benchmarks/auto.py steps/*.step.json --label "what changed" --time-limit 20
+    python benchmarks/auto.py                                # the built-in models
+    python benchmarks/auto.py resnet50 my.step.json --keep --label "what changed"
 
-Every step gets one frontier over the budgets. Figures are whole-step peaks as shares of
-the baseline's; "activations" leaves out residents and outputs, as the literature does.
-Results are appended to `benchmarks/results/auto.json`, so that its history shows what
+A built-in model is captured with op times estimated for this kind of machine, so that
+the figures do not depend on its load. Every step gets one frontier over the budgets.
+Figures are whole-step peaks as shares of the baseline's; "activations" leaves out
+residents and outputs, as the literature does. With `--keep`, results are appended to `benchmarks/results/auto.json`, so that its history shows what
 each change brought. Time is processor time of this process.
 """
 
@@ -19,6 +21,20 @@ from typing import Any
 from lowtide._graph import StepGraph
 from lowtide.planners.auto._search import Search
 
+MODELS: dict[str, dict[str, Any]] = {
+    "resnet50": {"batch": 8},
+    "resnet152": {"batch": 8},
+    "densenet121": {"batch": 8},
+    "inception_v3": {"batch": 8},
+    "mobilenet_v3_large": {"batch": 16},
+    "convnext_tiny": {"batch": 4},
+    "unet": {"batch": 2, "image": 256},
+    "vit": {"batch": 8},
+    "gpt2": {"batch": 4, "sequence": 256},
+    "bert": {"batch": 4, "sequence": 256},
+    "t5": {"batch": 4, "sequence": 256},
+    "llama": {"batch": 2, "sequence": 512},
+}
 SHARES = (0.8, 0.6, 0.5, 0.4, 0.35, 0.3, 0.25, 0.2)
 RESULTS = Path(__file__).parent / "results" / "auto.json"
 
@@ -62,6 +78,22 @@ def measure(step: StepGraph, time_limit: float) -> dict[str, Any]:
     }
 
 
+def captured(name: str) -> StepGraph:
+    """A saved step, or a built-in model's, profiled by estimate."""
+    if name.endswith(".json"):
+        return StepGraph.load(name)
+    from torch._subclasses import FakeTensorMode
+
+    import lowtide
+    from lowtide import models
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        example = models.build(name, **MODELS.get(name, {}))
+    return lowtide.profile(
+        example.model, example.batch, loss=example.loss, how="estimate", name=name
+    )
+
+
 def line(row: dict[str, Any]) -> str:
     """A step's figures: overhead and bound in percent at each budget."""
     cells = {
@@ -79,7 +111,7 @@ def line(row: dict[str, Any]) -> str:
 def main() -> None:
     """Measure the steps named on the command line and keep the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("steps", nargs="+", type=Path)
+    parser.add_argument("steps", nargs="*", default=list(MODELS))
     parser.add_argument("--time-limit", type=float, default=20.0)
     parser.add_argument("--label", default="")
     parser.add_argument("--keep", action="store_true", help="append to the results")
@@ -87,8 +119,8 @@ def main() -> None:
     head = " ".join(f"{f'{100 * share:.0f} %':>12}" for share in SHARES)
     print(f"{'step':18} {'ops':>5} {head}  floor (activations)")
     rows: list[dict[str, Any]] = []
-    for path in options.steps:
-        rows.append(measure(StepGraph.load(path), options.time_limit))
+    for name in options.steps:
+        rows.append(measure(captured(name), options.time_limit))
         print(line(rows[-1]), flush=True)
     if options.keep:
         history = json.loads(RESULTS.read_text()) if RESULTS.exists() else []

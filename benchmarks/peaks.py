@@ -15,6 +15,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,8 @@ BUDGETS = ("100%", "80%", "60%", "floor")
 KEEP_ALL = "keep_all"
 
 
-def child(name: str, budget: str, threads: int) -> dict[str, Any]:
-    """One row, measured in this process."""
+def child(name: str, budget: str, threads: int, folder: str) -> dict[str, Any]:
+    """One row, measured in this process; the profile is shared through the folder."""
     import torch
 
     import lowtide
@@ -50,7 +51,10 @@ def child(name: str, budget: str, threads: int) -> dict[str, Any]:
     row: dict[str, Any] = {"model": name, "budget": budget}
     plan = None
     if budget != "eager":
-        profiled = lowtide.profile(model, example.batch, loss=loss, name=name)
+        file = Path(folder) / f"{name}.step.json"
+        if not file.exists():
+            lowtide.profile(model, example.batch, loss=loss, name=name).save(file)
+        profiled = lowtide.StepGraph.load(file)
         if budget == KEEP_ALL:
             plan = lowtide.plan(profiled, budget="1 TiB", planner=KEEP_ALL)
         else:
@@ -82,11 +86,12 @@ def child(name: str, budget: str, threads: int) -> dict[str, Any]:
     return row
 
 
-def run(name: str, budget: str, threads: int) -> dict[str, Any]:
+def run(name: str, budget: str, threads: int, folder: str) -> dict[str, Any]:
     """One row, measured in a fresh process."""
     from lowtide._meter import MALLOC_ENVIRONMENT
 
-    command = [sys.executable, __file__, "--child", name, budget, str(threads)]
+    job = [name, budget, str(threads), folder]
+    command = [sys.executable, __file__, "--child", *job]
     done = subprocess.run(
         command,
         env={**os.environ, **MALLOC_ENVIRONMENT},
@@ -129,21 +134,22 @@ def main() -> None:
     parser.add_argument("models", nargs="*", default=list(MODELS))
     parser.add_argument("--budgets", nargs="*", default=["eager", KEEP_ALL, *BUDGETS])
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--child", nargs=3, default=None, help=argparse.SUPPRESS)
+    parser.add_argument("--child", nargs=4, default=None, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.child:
-        name, budget, threads = given.child
-        print(json.dumps(child(name, budget, int(threads))))
+        name, budget, threads, folder = given.child
+        print(json.dumps(child(name, budget, int(threads), folder)))
         return
     print(
         f"{'model':12} {'budget':8} {'budget':>9} {'predicted':>9} {'ledger':>9} "
         f"{'':7} {'system':>9} {'':7}  time / eager     (MiB)"
     )
     rows = []
-    for name in given.models:
-        for budget in given.budgets:
-            rows.append(run(name, budget, given.threads))
-            print(show(rows[-1]), flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        for name in given.models:
+            for budget in given.budgets:
+                rows.append(run(name, budget, given.threads, folder))
+                print(show(rows[-1]), flush=True)
     RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
 
 
