@@ -6,8 +6,9 @@
 A built-in model is captured with op times estimated for this kind of machine, so that
 the figures do not depend on its load. Every step gets one frontier over the budgets.
 Figures are whole-step peaks as shares of the baseline's; "activations" leaves out
-residents and outputs, as the literature does. With `--keep`, results are appended to `benchmarks/results/auto.json`, so that its history shows what
-each change brought. Time is processor time of this process.
+residents and outputs, as the literature does. With `--keep`, results are appended to
+`benchmarks/results/auto.json`, so that its history shows what each change brought. Time
+is processor time of this process.
 """
 
 from __future__ import annotations
