@@ -79,7 +79,7 @@ def child(name: str, budget: str, threads: int, folder: str) -> dict[str, Any]:
                 (loss or default_loss)(plain(*args, **kwargs)).backward()
 
             eager()
-            ours, theirs = timed([step, eager], [model], 5)
+            ours, theirs = timed([step, eager], [model], 3)
             row["seconds"], row["eager_seconds"] = median(ours), median(theirs)
             ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
             row["time_ratio"] = median(ratios)
@@ -150,7 +150,7 @@ def main() -> None:
             for budget in given.budgets:
                 rows.append(run(name, budget, given.threads, folder))
                 print(show(rows[-1]), flush=True)
-    RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
+                RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":
