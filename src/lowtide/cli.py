@@ -20,6 +20,7 @@ from typer.core import TyperGroup
 from lowtide import __version__
 from lowtide._cli import _failures
 from lowtide._cli.batch import batch
+from lowtide._cli.bench import bench
 from lowtide._cli.demo import demo
 from lowtide._cli.diff import diff
 from lowtide._cli.doctor import doctor
@@ -83,6 +84,11 @@ _VERBS: tuple[tuple[str, Callable[..., None], tuple[str, ...]], ...] = (
         COMPARE,
         batch,
         ("lowtide batch resnet18 --batches 4,8,16,32 --budget 1GiB -o batch.png",),
+    ),
+    (
+        COMPARE,
+        bench,
+        ("lowtide bench tiny_gpt --against", "lowtide bench --table feng"),
     ),
     (COMPARE, planners, ("lowtide planners", "lowtide planners auto")),
 )

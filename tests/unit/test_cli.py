@@ -24,7 +24,7 @@ from tests.shell import run, run_in_terminal, start
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 VERBS = (
-    "demo doctor profile plan sweep verify batch report explain diff export planners"
+    "demo doctor profile plan sweep verify bench batch report explain diff export planners"
 ).split()
 
 

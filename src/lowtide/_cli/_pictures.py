@@ -83,3 +83,68 @@ def _speeds(axes: Any, data: dict[str, Any]) -> None:
     axes.set_ylabel("samples per second")
     axes.set_ylim(0)
     axes.legend(frameon=False)
+
+
+def against_picture(data: dict[str, Any], form: str) -> bytes:
+    """Extra time against the peak that the system saw, one mark for each method."""
+    with _matplotlib().rc_context(STYLE):
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(7.2, 3.8), layout="constrained")
+        axes = figure.add_subplot()
+        base = data["rows"][0]
+        for row in data["rows"]:
+            if row["problem"] or not row["rss_peak_bytes"]:
+                continue
+            is_ours = row["name"].startswith("lowtide")
+            x = row["rss_peak_bytes"] / max(1, base["rss_peak_bytes"])
+            y = row["time_ratio"] - 1
+            exact = row["is_exact"]
+            axes.plot(
+                x,
+                y,
+                "o" if is_ours else "s",
+                color=CYCLE[0] if is_ours else SOFT,
+                fillstyle="full" if exact else "none",
+            )
+            label = row["label"] + ("" if exact else " (other numbers)")
+            axes.annotate(
+                label, (x, y), xytext=(5, 3), textcoords="offset points", fontsize=7
+            )
+        axes.set_xlabel("peak of the step, as a share of eager's")
+        axes.set_ylabel("extra time")
+        axes.xaxis.set_major_formatter(lambda v, _: f"{100 * v:.0f} %")
+        axes.yaxis.set_major_formatter(lambda v, _: f"{100 * v:+.0f} %")
+        return saved(figure, form)
+
+
+def table_picture(data: dict[str, Any], form: str) -> bytes:
+    """Published and own extra time, model by model."""
+    with _matplotlib().rc_context(STYLE):
+        from matplotlib.figure import Figure
+
+        rows = data["rows"]
+        figure = Figure(figsize=(7.2, 0.8 + 0.28 * len(rows)), layout="constrained")
+        axes = figure.add_subplot()
+        places = list(range(len(rows)))
+        axes.barh(
+            [p - 0.2 for p in places],
+            [r["published_overhead"] for r in rows],
+            height=0.36,
+            color=SOFT,
+            label="published",
+        )
+        axes.barh(
+            [p + 0.2 for p in places],
+            [r["overhead"] for r in rows],
+            height=0.36,
+            color=CYCLE[0],
+            label="lowtide",
+        )
+        names = [f"{r['name']} (-{100 * r['published_cut']:.0f} %)" for r in rows]
+        axes.set_yticks(places, names)
+        axes.invert_yaxis()
+        axes.set_xlabel("extra time at the published cut")
+        axes.xaxis.set_major_formatter(lambda v, _: f"{100 * v:.0f} %")
+        axes.legend(frameon=False)
+        return saved(figure, form)

@@ -105,6 +105,14 @@ def read_target(
     return Target(text, "model", batch, pairs)
 
 
+def target_of_words(words: list[str]) -> Target:
+    """The target that `Target.words` says."""
+    flags = list(zip(words[1::2], words[2::2], strict=False))
+    batch = next((int(value) for key, value in flags if key == "--batch"), None)
+    options = [value for key, value in flags if key == "--option"]
+    return read_target(words[0], batch, options)
+
+
 def _pairs(options: list[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for option in options:

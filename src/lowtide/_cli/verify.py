@@ -19,7 +19,13 @@ from lowtide._cli._options import (
 )
 from lowtide._cli._page import Page, user_prints_elsewhere
 from lowtide._cli._progress import stage
-from lowtide._cli._target import Target, build, load_api, read_target
+from lowtide._cli._target import (
+    Target,
+    build,
+    load_api,
+    read_target,
+    target_of_words,
+)
 from lowtide._cli.plan import checked_budget
 from lowtide._format import format_bytes, format_percent, format_seconds
 from lowtide._graph import StepGraph
@@ -113,7 +119,7 @@ def _from_file(asked: Target) -> tuple[Plan | None, None, Target]:
         step = _files.step_beside(thing, asked.path)
     words = list(step.facts.get("target", ())) if isinstance(step, StepGraph) else []
     if isinstance(thing, Plan) and words:
-        origin = _read_words(words)
+        origin = target_of_words(words)
         if origin.kind == "model":
             return thing, None, origin
     name = words[0] if words else "TARGET"
@@ -122,16 +128,6 @@ def _from_file(asked: Target) -> tuple[Plan | None, None, Target]:
         "a saved file holds no model, and verify runs one",
         f"Write `lowtide verify {name} --plan {asked.text}`",
     )
-
-
-def _read_words(words: list[str]) -> Target:
-    batch = next((int(v) for k, v in _flags(words) if k == "--batch"), None)
-    options = [v for k, v in _flags(words) if k == "--option"]
-    return read_target(words[0], batch, options)
-
-
-def _flags(words: list[str]) -> list[tuple[str, str]]:
-    return list(zip(words[1::2], words[2::2], strict=False))
 
 
 def data_of(found: Any) -> dict[str, Any]:

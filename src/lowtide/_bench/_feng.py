@@ -1,0 +1,150 @@
+"""The 18 published models at their published sizes: the published cut beside ours.
+
+Each step is captured without running it and priced for the class of device of the
+publication. The published cut is of the activation peak, so lowtide is given the budget
+at which its own activation peak falls by as much, and the extra times are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from torch._subclasses import FakeTensorMode
+
+from lowtide import models, planners
+from lowtide._api import profile
+from lowtide._graph import StepGraph
+from lowtide._plan import Plan
+from lowtide._report._walk import Walk
+from lowtide._schedule import with_frees
+from lowtide.errors import BudgetTooSmallError
+from lowtide.models import Published
+
+DEVICE = f"{Path(__file__).with_name('devices.toml')}:rtx2080ti"
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class FengRow:
+    """One published model. Cuts and overheads are fractions.
+
+    Where the published cut is below what can be reached here, `cut` is the most that
+    can. That happens where the published step held much that ours does not (its library
+    of convolutions took scratch bytes; ours are not known): compare the bytes then.
+    """
+
+    name: str
+    batch: int
+    published_cut: float
+    published_overhead: float
+    published_baseline_bytes: int
+    published_planned_bytes: int
+    cut: float
+    overhead: float
+    proven_overhead: float
+    num_ops: int
+    baseline_activation_bytes: int
+    planned_activation_bytes: int
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether our cut is the published one, at least."""
+        return self.cut >= self.published_cut
+
+    @property
+    def ratio(self) -> float | None:
+        """Our overhead as a share of the published one, at the published cut."""
+        return self.overhead / self.published_overhead if self.is_reached else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        more = {"is_reached": self.is_reached, "ratio": self.ratio}
+        return {**asdict(self), **more}
+
+
+def feng_row(
+    published: Published,
+    *,
+    planner: str = "auto",
+    time_limit: float = 20.0,
+    batch: int | None = None,
+    progress: Progress | None = None,
+) -> FengRow:
+    """One row: captured, priced, planned at the published cut."""
+    say = progress or (lambda text: None)
+    options = {**published.options, "batch": batch or published.batch}
+    say(f"{published.name}: capturing a batch of {options['batch']}")
+    with FakeTensorMode():
+        example = models.build(published.name, **options)  # type: ignore[arg-type]
+    step = profile(
+        example.model,
+        example.batch,
+        loss=example.loss,
+        how="estimate",
+        device=DEVICE,
+        name=published.name,
+    )
+    say(f"{published.name}: planning {len(step.ops)} ops")
+    cut = published.cut_percent / 100
+    baseline = Walk(step, with_frees(step, step.baseline)).within_step_bytes
+    plan = plan_for_cut(step, baseline, cut, planner=planner, time_limit=time_limit)
+    kept = Walk(step, plan.schedule).within_step_bytes
+    return FengRow(
+        name=published.name,
+        batch=int(options["batch"]),
+        published_cut=cut,
+        published_overhead=published.overhead_percent / 100,
+        published_baseline_bytes=published.regular_megabytes * 10**6,
+        published_planned_bytes=published.optimized_megabytes * 10**6,
+        cut=1 - kept / baseline,
+        overhead=plan.overhead,
+        proven_overhead=_bound(plan),
+        num_ops=len(step.ops),
+        baseline_activation_bytes=baseline,
+        planned_activation_bytes=kept,
+    )
+
+
+def _bound(plan: Plan) -> float:
+    least = plan.proof.bound_seconds / max(plan.baseline_seconds, 1e-30)
+    return max(0.0, least - 1)
+
+
+def plan_for_cut(
+    step: StepGraph,
+    baseline_activation_bytes: int,
+    cut: float,
+    *,
+    planner: str = "auto",
+    time_limit: float = 20.0,
+    tries: int = 5,
+) -> Plan:
+    """The fastest plan whose activation peak is lower by the cut, or else the lowest.
+
+    Budgets bound the whole step, so the budget is moved by what the activation peak is
+    still above, or below, its goal.
+    """
+    goal = int((1 - cut) * baseline_activation_bytes)
+    budget = step.baseline_peak_bytes - (baseline_activation_bytes - goal)
+    load = planners.load(planner).plan
+    found: list[tuple[int, Plan]] = []
+    for _ in range(tries):
+        try:
+            plan = load(step, budget, time_limit=time_limit / tries)
+        except BudgetTooSmallError:
+            plan = load(step, None, time_limit=time_limit / tries)
+            budget = plan.peak_bytes
+        reached = Walk(step, plan.schedule).within_step_bytes
+        found.append((reached, plan))
+        slack = goal - reached
+        if 0 <= slack < 0.005 * baseline_activation_bytes:
+            break
+        # Above the goal: go a little further than what is missing.
+        budget += slack if slack > 0 else slack - baseline_activation_bytes // 500
+    fitting = [plan for reached, plan in found if reached <= goal]
+    if fitting:
+        return min(fitting, key=lambda plan: plan.seconds)
+    return min(found, key=lambda pair: pair[0])[1]
