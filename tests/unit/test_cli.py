@@ -24,7 +24,8 @@ from tests.shell import run, run_in_terminal, start
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 VERBS = (
-    "demo doctor profile plan sweep verify bench batch report explain diff export planners"
+    "demo doctor profile plan sweep verify bench batch report explain diff export "
+    "planners"
 ).split()
 
 
@@ -153,11 +154,18 @@ def test_golden_planners(tmp_path):
     check_golden("cli_planners.txt", done.out)
 
 
-def test_profile_shows_a_saved_step(folder):
-    done = run("profile", "gpt.step.json", cwd=folder)
-    assert done.code == 0
-    assert "Alive at the peak" in done.out
-    assert done.lines[-1] == "next: lowtide plan gpt.step.json --budget 60%"
+def test_golden_profile(folder):
+    words = ("profile", "gpt.step.json", "--no-floor")
+    done = run(*words, "--plot", "gpt.svg", cwd=folder)
+    assert done.code == 0, done.err
+    assert "<svg" in (folder / "gpt.svg").read_text()
+    check_golden("cli_profile.txt", done.out)
+    assert "the least any plan can reach" in run(*words[:2], cwd=folder).out
+    # Where the table does not fit, the narrower form of the report is shown.
+    narrow = run_in_terminal(*words, cwd=folder, columns=60).plain
+    assert "Alive at the peak" in narrow
+    body = narrow.split("\nnext: ")[0].splitlines()
+    assert max(map(len, body)) <= 60
 
 
 def test_all_planners_can_be_compared(folder):
