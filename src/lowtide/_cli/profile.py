@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
 from lowtide._cli import _files
 from lowtide._cli._options import (
     AsJson,
@@ -14,8 +20,10 @@ from lowtide._cli._options import (
     TargetText,
 )
 from lowtide._cli._page import Page
+from lowtide._cli._progress import stage
 from lowtide._cli._steps import show_report
 from lowtide._cli._target import read_target, step_of
+from lowtide._graph import StepGraph
 
 
 def profile(
@@ -25,20 +33,74 @@ def profile(
     option: ModelOptions = None,
     how: How = "measure",
     device: Device = None,
+    depth: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="How many names of a module path the table shows.",
+            show_default=False,
+        ),
+    ] = None,
+    floor: Annotated[
+        bool,
+        typer.Option(
+            "--floor/--no-floor", help="Whether to look for the lowest peak there is."
+        ),
+    ] = True,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Draw live bytes over the step: .png, .svg or .pdf.",
+            show_default=False,
+        ),
+    ] = None,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
     """Show what a training step needs: bytes, time, and what holds them."""
     page = Page(as_json=as_json)
     asked = read_target(target, batch, option)
-    _files.refuse_early(output, force=force)
+    for path in (output, plot):
+        _files.refuse_early(path, force=force)
     step = step_of(asked, how=how, device=device)
     if output is not None:
         _files.write_compact(output, step.to_dict(), force=force)
+    if plot is not None:
+        _draw(step, plot, force=force)
     page.result(step.to_dict())
-    show_report(page, step)
+    _show(page, step, depth=depth, floor=floor)
     page.line()
-    if output is not None:
-        page.pairs([("saved", str(output))])
+    for path in (output, plot):
+        if path is not None:
+            page.pairs([("saved", str(path))])
     saved = asked.words if output is None else (str(output),)
     page.next("lowtide", "plan", *saved, "--budget", "60%")
+
+
+def _show(page: Page, step: StepGraph, *, depth: int | None, floor: bool) -> None:
+    """The summary by module; on a terminal too narrow for it, the report's text."""
+    if page.as_json:
+        return
+    from lowtide._queries._summary import format_profile
+
+    if floor:
+        with stage("looking for the lowest peak"):
+            step.floor_bytes  # noqa: B018  (kept by the step for the summary)
+    text = format_profile(step, depth=depth, floor=floor)
+    widest = max(map(len, text.splitlines()))
+    if page.out.isatty() and widest > page.console.width:
+        show_report(page, step)
+    else:
+        page.line(step.name, "bold")
+        page.text(text)
+
+
+def _draw(step: StepGraph, path: Path, *, force: bool) -> None:
+    from lowtide._queries._plot import plot_profile
+
+    with tempfile.TemporaryDirectory() as folder:
+        draft = Path(folder) / f"plot{path.suffix or '.png'}"
+        plot_profile(step, draft)
+        _files.write(path, draft.read_bytes(), force=force)
