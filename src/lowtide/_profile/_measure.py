@@ -4,10 +4,10 @@ An op timed in a loop finds its inputs in the cache; in a step it mostly does no
 because everything that ran since its inputs were made has passed through the cache. So
 ops are timed in rounds: small ones in groups that together fill most of the last-level
 cache, each on its own arguments, and what a group leaves is swept by writing a spare
-buffer. Most, not all: some of an op's inputs have just been made. On ResNet-50,
-DenseNet-121, GPT-2 and ViT the sum of such times was 0.93 to 0.99 of the same ops in
-the step; timed in a loop it was 0.82 to 0.97, after a sweep of twice the cache 0.96 to
-1.15 (one thread, 32 MiB of cache).
+buffer. Most, not all: some of an op's inputs have just been made. In a first study on
+ResNet-50, DenseNet-121, GPT-2 and ViT (one thread, 32 MiB of cache) the sum of op times
+was this part of the same ops inside the graph: timed in a loop 0.82 to 0.97, after a
+sweep of 24 MiB before each run 0.93 to 0.99, of 64 MiB 0.96 to 1.15.
 
 What is held at once is the arguments and results of one op, or of one group, which is
 at most as large as the cache.
