@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -12,10 +13,14 @@ from lowtide._api import apply, arguments_of
 from lowtide._meter import rss_peak
 from lowtide._plan import Plan
 from lowtide._run import default_loss
+from lowtide.models._libraries import torchvision_models
 
 
 def main(folder: str) -> None:
     """Load the job, run one step to warm up, measure the next."""
+    # Unpickling imports what the model is made of; torchvision may need help with that.
+    if find_spec("torchvision") is not None:
+        torchvision_models()
     model, batch, loss = torch.load(Path(folder) / "job.pt", weights_only=False)
     path = Path(folder) / "plan.json"
     if path.exists():
