@@ -216,8 +216,8 @@ class PlannedCall:
     def with_reserve(self, step: StepGraph, piece: Piece) -> StepGraph:
         """Leave room at the turn for a loss that is computed outside.
 
-        Until it has been seen, it is taken to need twice the bytes of the outputs it is
-        computed from: what it saves and what it is computing.
+        Until it has been seen, it is taken to need three times the bytes of the outputs
+        it is computed from: what it saves and what it is computing.
         """
         large = [
             s
@@ -227,7 +227,7 @@ class PlannedCall:
             if piece.storages[s].nbytes > 64
         ]
         turn = step.ops[step.turn]
-        reserve = 2 * sum(step.sizes[s] for s in large)
+        reserve = 3 * sum(step.sizes[s] for s in large)
         turn = replace(turn, scratch_bytes=turn.scratch_bytes + reserve)
         ops = (*step.ops[: turn.id], turn, *step.ops[turn.id + 1 :])
         return replace(step, ops=ops)

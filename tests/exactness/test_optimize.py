@@ -262,6 +262,22 @@ def test_verify_says_equal_and_puts_everything_back(
     assert all(p.grad is None for p in net.parameters())
 
 
+@pytest.mark.parametrize("budget", ["100%", "75%"])
+def test_a_loss_outside_the_model_counts(net: Net, budget: str) -> None:
+    """Autograd's formula for the square holds four tensors of the output's size."""
+    batch = torch.randn(512, 16)
+
+    def loss(output: torch.Tensor) -> torch.Tensor:
+        return output.square().mean()
+
+    profiled = lowtide.profile(net, batch, loss=loss)
+    assert profiled.ops[profiled.turn].scratch_bytes >= 3 * 512 * 16 * 4
+    plan = lowtide.plan(profiled, budget=budget, time_limit=1.0)
+    result = lowtide.verify(net, batch, plan=plan, loss=loss)
+    assert result.ok, result.differences
+    assert result.measured_peak_bytes <= plan.peak_bytes
+
+
 def test_optimize_can_verify_first(
     net: Net, batch: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -287,8 +303,10 @@ def test_measure_counts_every_byte(net: Net, batch: torch.Tensor) -> None:
     lowtide.apply(net, lowtide.plan(profiled, budget="80%"))
     found = lowtide.measure(net, batch, loss=lambda y: (y**2).mean(), steps=2)
     plan = lowtide.planned(net).settings.plan
-    assert found.peak_bytes <= plan.peak_bytes
-    assert found.peak_bytes == pytest.approx(plan.peak_bytes, rel=0.03)
+    # Outside the model, one tensor of the output's size may be counted too much: how
+    # long autograd's temporaries live is not seen in a dry run.
+    spare = plan.peak_bytes - found.peak_bytes
+    assert 0 <= spare <= 0.03 * plan.peak_bytes + batch.nbytes
     assert len(found.samples) == 2
     assert found.seconds > 0
 

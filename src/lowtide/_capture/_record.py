@@ -188,25 +188,26 @@ def _one_piece(
 def _stretch_peak(
     stretch: Stretch, wanted_later: set[int], recording: Recording, unit: int
 ) -> int:
-    """Most bytes that a stretch outside holds at once of what it makes."""
+    """Most bytes that a stretch outside holds at once of what it makes.
+
+    A storage is taken to live until the op after its last use has run: the formulas of
+    autograd are C++ expressions, whose temporaries die when the whole expression ends.
+    """
     last: dict[int, int] = {}
     for place, call in enumerate(stretch):
         for key in (*call.reads, *call.writes):
             last[key] = place
-    made: set[int] = set()
-    now = peak = 0
+    made: dict[int, int] = {}
+    peak = 0
     for place, call in enumerate(stretch):
         for key in call.writes:
-            if key not in made:
-                made.add(key)
-                now += _rounded(recording.nbytes[key], unit)
-        peak = max(peak, now)
-        for key in {*call.reads, *call.writes}:
-            if key in made and last[key] == place and key not in wanted_later:
-                # The last thing a stretch makes is what the next piece takes.
-                if place == len(stretch) - 1:
-                    continue
-                now -= _rounded(recording.nbytes[key], unit)
+            made[key] = _rounded(recording.nbytes[key], unit)
+        peak = max(peak, sum(made.values()))
+        # Single numbers stay: the loss itself is in the caller's hands.
+        gone = [k for k in made if last[k] < place and made[k] > unit]
+        for key in gone:
+            if key not in wanted_later:
+                del made[key]
     return peak
 
 
