@@ -117,9 +117,17 @@ def visible(text: str) -> str:
 
 
 def start(*words: object, cwd: Path) -> subprocess.Popen[str]:
-    """Start a command, to be interrupted."""
+    """Start a command, to be interrupted.
+
+    A shell's background jobs ignore interrupts, and what they start inherits that, the
+    tests included; so the command first listens again, as one typed by hand would.
+    """
+    listen = (
+        "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "
+        "os.execv(sys.argv[1], sys.argv[1:])"
+    )
     return subprocess.Popen(
-        [*LOWTIDE, *map(str, words)],
+        [sys.executable, "-c", listen, *LOWTIDE, *map(str, words)],
         cwd=cwd,
         env=environment(),
         stdout=subprocess.PIPE,
