@@ -34,6 +34,7 @@ Halves = tuple[Sequence[int], Sequence[int]]
 Decide = Callable[[Piece], Halves]
 
 
+_TESTED = ("2", "13")
 Around = Callable[[Piece, Phase, list[Any], Callable[[list[Any]], Any]], Any]
 
 
@@ -73,6 +74,8 @@ class Watch:
 
 def compile_with(decide: Decide, watch: Watch) -> Callable[..., Any]:
     """A dynamo backend that runs each captured piece as `decide` says."""
+    if tuple(torch.__version__.split(".")[:2]) != _TESTED:
+        raise UnsupportedTorchError("it was never tried", torch.__version__)
 
     def backend(
         gm: fx.GraphModule, example_inputs: Sequence[Any], **unused: Any

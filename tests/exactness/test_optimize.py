@@ -18,6 +18,7 @@ from lowtide.errors import (
     InvalidArgumentError,
     NoTrainingGraphError,
     PlanMismatchError,
+    UnsupportedTorchError,
     VerificationError,
 )
 
@@ -328,6 +329,15 @@ def test_the_backend_refuses_what_it_does_not_know(net: Net) -> None:
         backend(None, [], options={"budgit": 3})  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match="no budget"):
         backend(None, [])  # type: ignore[arg-type]
+
+
+def test_an_unknown_torch_is_refused(
+    net: Net, batch: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lowtide.optimize(net, budget="100%")
+    monkeypatch.setattr(torch, "__version__", "9.4.0")
+    with pytest.raises(UnsupportedTorchError, match=r"torch 9\.4\.0.*Tested with"):
+        step(net, batch)
 
 
 def test_a_model_that_raises_says_so(batch: torch.Tensor) -> None:
