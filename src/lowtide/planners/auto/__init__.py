@@ -1,4 +1,4 @@
-"""The best schedule known: search over op sequences, started from every other planner.
+"""The best schedule known: search over op sequences, guided by a linear program.
 
 Problem: the least time whose peak stays within the budget, over all schedules: any op
 may run again anywhere, storages may be freed and made again any number of times, and
@@ -16,9 +16,9 @@ one out is keeping, so every sequence is valid and a move only has to be scored.
 4. Leave out recomputations that the budget does not need.
 5. Undo some decisions and decide them again, as long as time allows.
 
-Plans of the other planners are starts too, so none of them is better. The same linear
-program without a fixed order proves a bound; steps of a few dozen ops are solved
-exactly.
+Plans of other planners are starts too, where the bound leaves room for them and the
+step is not too large. The same linear program without a fixed order proves a bound;
+steps of a few dozen ops are solved exactly.
 
 References: the excess-area eviction is ours; it generalises the gap choice of mu-TWO
 (Purandare et al., MLSys 2023) and DTR (Kirisame et al., ICLR 2021). The program is a
