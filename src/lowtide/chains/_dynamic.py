@@ -9,7 +9,9 @@ where U(i, j), the segment peak, is what it takes beyond the values kept up to i
 recompute i+1 .. j and run their backward. On plain sizes U is the sum of d over
 i+1 .. j plus one output gradient, as large as the largest of d_i .. d_{j-1}.
 
-Reference: D. Hong, S. Tsai, Y. Wang, P. Liu, C. Wu, arXiv 2502.12499. The recurrence is
+Reference: D.-Y. Hong, T.-H. Tsai, N. Wang, P. Liu, J.-J. Wu, "GPU memory usage
+optimization for backward propagation in deep network training", arXiv 2502.12499. The
+recurrence is
 
     M(n-1) = d_{n-1},   M(i) = d_i + min over j > i of max(M(j), U(i, j)),
 

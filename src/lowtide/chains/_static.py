@@ -6,8 +6,9 @@ one run between neighbours of C at a time. The peak is
     sum of d_c over C  +  the largest sum strictly between two neighbours of C.
 
 References: T. Chen, B. Xu, C. Zhang, C. Guestrin, "Training deep nets with sublinear
-memory cost", arXiv 1604.06174 (`sqrt_n`, `greedy`, `recursive`); D. Hong, S. Tsai,
-Y. Wang, P. Liu, C. Wu, arXiv 2502.12499, who ask for the exact optimum in O(n^3).
+memory cost", arXiv 1604.06174 (`sqrt_n`, `greedy`, `recursive`); D.-Y. Hong, T.-H.
+Tsai, N. Wang, P. Liu, J.-J. Wu, "GPU memory usage optimization for backward propagation
+in deep network training", arXiv 2502.12499, who ask for the exact optimum in O(n^3).
 
 `optimal_static` bounds the largest gap by B. The least kept bytes f(B) of a path from
 0 to n-1 with no gap above B come from one sweep: the predecessors allowed for j form a

@@ -16,7 +16,7 @@ Idea:
 5. If the program is too large, solve it without "0 or 1", round what is carried at
    several thresholds, make what is then missing, and keep the best that fits.
 
-Reference: P. Jain, A. Jain, A. Nrusimhan, A. Gholami, P. Abbeel, J. Gonzalez, K.
+Reference: P. Jain, A. Jain, A. Nrusimha, A. Gholami, P. Abbeel, J. Gonzalez, K.
 Keutzer, I. Stoica, Checkmate: breaking the memory wall with optimal tensor
 rematerialization, MLSys 2020 (arXiv 1910.02653). Here an op with several outputs is one
 unit, the unit of memory is the storage, scratch counts, ops that may run only once run
@@ -31,9 +31,9 @@ larger steps. The plan's `proof.stopped_by` says which it was: "optimal", "time_
 "rounding", or "size_limit". A search that the time limit ends may answer differently on
 another machine; the other three do not.
 
-The bound holds for schedules of this form only: another order of the first runs, or
-running an op twice in one stage, can be better. Loses on anything of real size: a
-training step has several hundred to several thousand ops.
+Loses on anything of real size: a training step has several hundred to several thousand
+ops. And its bound holds for schedules of this form only: another order of the first
+runs, or running an op twice in one stage, can be better.
 """
 
 from __future__ import annotations

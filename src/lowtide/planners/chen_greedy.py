@@ -9,7 +9,8 @@ it allows, those whose rerun costs most first.
 
 Reference: T. Chen, B. Xu, C. Zhang, C. Guestrin, "Training deep nets with sublinear
 memory cost", arXiv 1604.06174, algorithm 3.
-Complexity: O(cuts) per bound after the O(cuts * ops) tables.
+Complexity: O(cuts) per bound after the O(cuts * ops) tables, then one simulation per
+plan tried.
 Loses: one bound for all segments, and cuts as soon as it is passed, however wide the
 place is: `hong_static` chooses among all. A heuristic even for its own objective.
 """

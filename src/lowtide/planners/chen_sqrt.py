@@ -7,7 +7,7 @@ places of the step, taken fine, middling and coarse. Without a budget every part
 again if that lowers the peak; under one, the parts whose rerun costs most are saved.
 
 Reference: T. Chen, B. Xu, C. Zhang, C. Guestrin, "Training deep nets with sublinear
-memory cost", arXiv 1604.06174, section 4.1.
+memory cost", arXiv 1604.06174.
 Complexity: O(cuts * ops) for the tables, then one simulation per plan tried.
 Loses: parts are equal in length, not in bytes or seconds, so where early layers are
 larger than late ones (every convolutional network) the first part holds the peak.

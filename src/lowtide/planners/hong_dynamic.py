@@ -7,10 +7,12 @@ cut back, with segment peaks and kept bytes of the step itself (gradients that g
 values shared by several cuts counted once). Under a budget the same recurrence runs
 forward with pairs (bytes kept, seconds), each segment saved or run again.
 
-Reference: D. Hong, S. Tsai, Y. Wang, P. Liu, C. Wu, arXiv 2502.12499 (the dynamic
-objective); `lowtide.chains.optimal_dynamic` solves it on plain sizes in O(n). Measured
-segment peaks are not monotone, so the O(n^2) form is used here.
-Complexity: O(cuts^2) after the O(cuts * ops) tables; with a budget times a few dozen.
+Reference: D.-Y. Hong, T.-H. Tsai, N. Wang, P. Liu, J.-J. Wu, "GPU memory usage
+optimization for backward propagation in deep network training", arXiv 2502.12499 (the
+dynamic objective); `lowtide.chains.optimal_dynamic` solves it on plain sizes in O(n).
+Measured segment peaks are not monotone, so the O(n^2) form is used here.
+Complexity: O(cuts^2) after the O(cuts * ops) tables; with a budget times a few dozen;
+then one simulation per plan tried.
 Loses: a segment is saved whole or not at all, and run again at most once: `rotor` runs
 prefixes again and again, `auto` chooses single storages.
 """

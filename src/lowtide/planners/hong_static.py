@@ -5,12 +5,15 @@ is least, as if everything kept stayed to the end of the backward.
 Idea: bound the worst segment by b. The least kept bytes over all sets of cuts without a
 worse segment is a shortest path over the cuts. It can only fall as b grows, so of all
 b only those in brackets that can still beat the best are tried: exact, in some tens of
-paths. Segment peaks are those of the step, its gradients included. Under a budget the
-paths of all bounds tried compete, with segments saved where it allows.
+paths (more than 64 are not tried). Segment peaks are those of the step, its gradients
+included. Under a budget the paths of all bounds tried compete, with segments saved
+where it allows.
 
-Reference: D. Hong, S. Tsai, Y. Wang, P. Liu, C. Wu, arXiv 2502.12499 (the static
-objective); `lowtide.chains.optimal_static` solves it on plain sizes.
-Complexity: O(cuts^2) per bound after the O(cuts * ops) tables.
+Reference: D.-Y. Hong, T.-H. Tsai, N. Wang, P. Liu, J.-J. Wu, "GPU memory usage
+optimization for backward propagation in deep network training", arXiv 2502.12499 (the
+static objective); `lowtide.chains.optimal_static` solves it on plain sizes.
+Complexity: O(cuts^2) per bound after the O(cuts * ops) tables, then one simulation per
+plan tried.
 Loses: kept bytes really die during the backward, so early segments could be longer than
 it allows; see `hong_dynamic`.
 """

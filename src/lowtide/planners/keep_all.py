@@ -2,7 +2,10 @@
 
 Problem: none; this is the baseline that overhead and savings are measured against.
 Idea: run every op once, in its order, and free each storage after its last use.
-Complexity: linear. Loses whenever the baseline does not fit.
+
+Reference: none; it is the step as PyTorch itself runs it.
+Complexity: linear.
+Loses whenever the baseline does not fit.
 """
 
 from __future__ import annotations

@@ -20,15 +20,17 @@ Plans of other planners are starts too, where the bound leaves room for them and
 step is not too large. The same linear program without a fixed order proves a bound;
 steps of a few dozen ops are solved exactly.
 
-References: the excess-area eviction is ours; it generalises the gap choice of mu-TWO
+Reference: the excess-area eviction is ours; it generalises the gap choice of mu-TWO
 (Purandare et al., MLSys 2023) and DTR (Kirisame et al., ICLR 2021). The program is a
 coarse relaxation of Checkmate (Jain et al., MLSys 2020). Removing and reinserting is
 large neighbourhood search (Shaw, CP 1998).
 
 Complexity: about a microsecond per op and change, and a linear program with a few rows
 per op; 500 ops take a second, 20,000 a quarter of a minute, the rest of the time limit
-goes into improvement. Loses most against its bound near the floor, where the room that
-recomputation itself needs decides, which the program does not see.
+goes into improvement.
+
+Loses most against its bound near the floor, where the room that recomputation itself
+needs decides, which the program does not see.
 """
 
 from __future__ import annotations
