@@ -9,6 +9,10 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+)
 
 from lowtide import planners
 from lowtide._capture._record import compose
@@ -35,6 +39,7 @@ from lowtide.errors import (
     NoTrainingGraphError,
 )
 
+_VALUES_DECIDE = (DynamicOutputShapeException, DataDependentOutputException)
 Model = TypeVar("Model", bound=Callable[..., Any])
 Loss = Callable[[Any], torch.Tensor]
 
@@ -203,11 +208,19 @@ def profile(
 
     Nothing of the step runs for real: it is captured on fake tensors, then each
     distinct op is timed alone (`how="measure"`) or estimated from a device description
-    (`how="estimate"`, where nothing is allocated at all).
+    (`how="estimate"`, where nothing is allocated at all). Without a loss, it is
+    `output.loss`, the output if that is one number, or else the sum of what the model
+    returns. Values are never looked at, so NaNs in the batch change nothing.
     """
     if how not in ("measure", "estimate"):
         raise InvalidArgumentError(
             f"how={how!r}", "it is neither", "Write how='measure' or how='estimate'"
+        )
+    if not callable(model):
+        raise InvalidArgumentError(
+            f"lowtide.profile({type(model).__name__})",
+            "it is neither a module nor a function",
+            "Pass the model, or a function that computes the loss",
         )
     args, kwargs = arguments_of(batch)
     modules = [model] if isinstance(model, nn.Module) else _modules_of(model)
@@ -219,11 +232,7 @@ def profile(
     except LowtideError:
         raise
     except Exception as error:
-        raise CaptureError(
-            _reason(error),
-            fix="Check that loss(model(batch)).backward() runs, and that no value "
-            "decides what the model does",
-        ) from error
+        raise _failed_capture(error) from error
     label = name or type(model).__name__.lower()
     step = compose(recording, name=label)
     step = surrounded(step, modules, None)
@@ -243,14 +252,29 @@ def profile(
     )
 
 
-def _reason(error: Exception) -> str:
+def _failed_capture(error: Exception) -> CaptureError:
     """What went wrong, without the advice that torch wraps around it."""
     text = " ".join(str(error).split())
     inner = re.search(
         r"got (\w+(?:Error|Exception)\(.*?\))(?= Hint| Developer|$)", text
     )
-    reason = inner[1] if inner else f"{type(error).__name__}: {text}"
-    return reason if len(reason) <= 400 else reason[:400] + " ..."
+    explained = re.search(r"Explanation: (.*?)(?= Hint| Developer|$)", text)
+    if isinstance(error, _VALUES_DECIDE):
+        return CaptureError(
+            f"values decide its shapes or its branches ({text})",
+            fix="Keep shapes fixed, as with torch.where in place of a mask, or use "
+            "lowtide.optimize, which plans such a model piece by piece as it runs",
+        )
+    if inner:
+        reason = inner[1]
+    elif explained:
+        reason = explained[1]
+    else:
+        reason = f"{type(error).__name__}: {text}"
+    return CaptureError(
+        reason if len(reason) <= 400 else reason[:400] + " ...",
+        fix="Check that loss(model(batch)).backward() runs without lowtide",
+    )
 
 
 def verify(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -80,20 +81,50 @@ def dry_run(
         return outputs
 
     watch = Watch(around=around)
-    with _faked(modules, mode), mode:
+    with _faked(modules, mode), _quiet_failures(), mode:
         fake_args, fake_kwargs = pytree.tree_map(
             lambda v: _fake(v, mode), (tuple(args), dict(kwargs))
         )
         call = compiled(function, keep_everything, watch, fullgraph=False)
         with recorder:
             result = loss(call(*fake_args, **fake_kwargs))
-            if not result.requires_grad:
-                raise CaptureError(
-                    "the loss does not depend on anything that requires a gradient",
-                    fix="Let at least one parameter or input require a gradient",
-                )
+            _check_loss(result)
             result.backward()
     return recorder.recording
+
+
+def _check_loss(loss: Any) -> None:
+    if not isinstance(loss, torch.Tensor):
+        raise CaptureError(
+            f"the loss is a {type(loss).__name__}, not a tensor",
+            fix="Return the tensor, without .item() or float()",
+        )
+    if not torch.is_grad_enabled():
+        raise CaptureError(
+            "gradients are turned off", fix="Call it outside of torch.no_grad()"
+        )
+    if not loss.requires_grad:
+        raise CaptureError(
+            "the loss does not depend on anything that requires a gradient",
+            fix="Let at least one parameter or input require a gradient",
+        )
+    if loss.numel() != 1:
+        raise CaptureError(
+            f"the loss has the shape {tuple(loss.shape)}, not that of one number",
+            fix="Reduce it, as with loss.mean()",
+        )
+
+
+@contextmanager
+def _quiet_failures() -> Iterator[None]:
+    """An op that fails on fake tensors is raised; it need not also be logged."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _fake_mode(modules: Sequence[nn.Module], rest: Any) -> FakeTensorMode:

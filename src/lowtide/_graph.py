@@ -29,6 +29,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+from lowtide._format import format_bytes
 from lowtide.errors import StepFormatError
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ class Region:
     phase: Phase
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class StepGraph:
     """A training step: ops in baseline order, storages, and what must be left.
 
@@ -124,6 +125,12 @@ class StepGraph:
     device: str = ""
     notes: tuple[str, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def __repr__(self) -> str:
+        return (
+            f"<StepGraph {self.name}: {len(self.ops)} ops, {len(self.storages)} "
+            f"storages, {format_bytes(self.baseline_peak_bytes)} at the peak>"
+        )
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed, Unsupported
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils import _pytree as pytree
 
 from lowtide import planners
@@ -108,13 +109,17 @@ class PlannedCall:
         """Plan for this kind of input, then run the call.
 
         One graph is the common case, and capturing it touches nothing, so it is tried
-        first. If there is a graph break, all graphs are collected in a dry run, planned
-        together, and only then run.
+        first. If there is a graph break, or a size that only values tell, all graphs
+        are collected in a dry run, planned together, and only then run.
         """
         call = compiled(self.function, self.decide_alone, self.watch, fullgraph=True)
         try:
             return call, self.run(call, args, kwargs)
-        except Unsupported as error:
+        except (Unsupported, BackendCompilerFailed) as error:
+            if isinstance(error, BackendCompilerFailed) and not isinstance(
+                error.inner_exception, GuardOnDataDependentSymNode
+            ):
+                raise
             log.info("one graph is not enough: %s", str(error).splitlines()[0])
         decide = self.decide_together(args, kwargs)
         call = compiled(self.function, decide, self.watch, fullgraph=False)

@@ -194,3 +194,13 @@ def test_a_hundred_layers_take_less_than_a_minute() -> None:
     found = plan(step, budget_at(step, 0.5), time_limit=30.0)
     assert time.perf_counter() - begun < 60.0
     assert found.peak_bytes <= budget_at(step, 0.5)
+
+
+def test_a_step_that_holds_nothing_from_op_to_op():
+    step = StepGraph.from_text("""
+        resident x 8
+        turn(x) -> d   4 bytes
+        da = f(x, d)   4 bytes 1 s
+        -> da
+    """)
+    assert plan(step, 1 << 20).overhead == 0

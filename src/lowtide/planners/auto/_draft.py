@@ -70,7 +70,8 @@ class Draft:
         self.gap_start, self.gap_stop = self._at[ends - 1], self._at[ends]
         self._gap_made = self._made[ends - 1]
         weight = problem.sizes[self.gap_storage]
-        change = np.bincount(self.gap_start + 1, weight, minlength=length + 1)
+        change = np.zeros(length + 1)
+        change += np.bincount(self.gap_start + 1, weight, minlength=length + 1)
         change -= np.bincount(self.gap_stop + 1, weight, minlength=length + 1)
         first = np.ones(key.size, dtype=bool)
         first[1:] = storage[1:] != storage[:-1]
