@@ -1,22 +1,28 @@
 """Every planner on the same steps: peak, overhead and planning time at each budget.
 
-    python benchmarks/planners.py                        # five built-in models
+    python benchmarks/planners.py                        # the built-in models below
     python benchmarks/planners.py resnet50 steps/*.step.json
-    python benchmarks/planners.py --planners auto,rotor --estimate llama
+    python benchmarks/planners.py --planners auto,rotor llama
 
-A target is a saved step or the name of a built-in model. Budgets are shares of the
-step's baseline peak, residents and gradients included; the last column is the lowest
-peak the planner reaches. Planning time is that of the slowest budget: planners that
-remember what they tried answer all but the first at once. Figures are simulated; those
-of real runs are measured elsewhere. Results go to `benchmarks/results/planners.json`.
+A target is a saved step or the name of a built-in model, whose op times are estimated
+for this kind of machine, so that the figures do not depend on its load. Budgets are
+shares of the step's baseline peak, residents and gradients included; the last column is
+the lowest peak the planner reaches. Planning time is that of the slowest budget:
+planners that remember what they tried answer all but the first at once. Below each
+table stands where `auto` is not the best of all. Figures are simulated; those of real
+runs are measured elsewhere. Runs without targets write `results/planners.json`
+and `planners.png`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import time
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +30,21 @@ from lowtide import planners
 from lowtide._graph import StepGraph
 from lowtide.errors import BudgetTooSmallError, LowtideError
 
-MODELS = ("resnet50", "densenet121", "unet", "gpt2", "t5")
+MODELS: dict[str, dict[str, Any]] = {
+    "resnet50": {"batch": 8},
+    "densenet121": {"batch": 8},
+    "unet": {"batch": 2, "image": 256},
+    "gpt2": {"batch": 4, "sequence": 256},
+    "t5": {"batch": 4, "sequence": 256},
+    "llama": {"batch": 2, "sequence": 512},
+    "vit": {"batch": 8},
+    "bert": {"batch": 4, "sequence": 256},
+    "mobilenet_v3_large": {"batch": 16},
+    "convnext_tiny": {"batch": 4},
+}
 SHARES = (0.8, 0.6, 0.5, 0.4, 0.3)
 RESULTS = Path(__file__).parent / "results" / "planners.json"
+SAME = 1e-9  # relative: the same sum of seconds in another order
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +58,19 @@ class Point:
     problem: str = ""
 
 
-def load(target: str, *, estimate: bool) -> StepGraph:
-    """The step of a file, or of a built-in model, profiled now."""
+def load(target: str) -> StepGraph:
+    """The step of a file, or of a built-in model."""
     if target.endswith(".json"):
         return StepGraph.load(target)
+    from torch._subclasses import FakeTensorMode
+
     import lowtide
     from lowtide import models
 
-    example = models.build(target)
-    how = "estimate" if estimate else "measure"
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        example = models.build(target, **MODELS.get(target, {}))
     return lowtide.profile(
-        example.model, example.batch, loss=example.loss, how=how, name=target
+        example.model, example.batch, loss=example.loss, how="estimate", name=target
     )
 
 
@@ -71,33 +91,70 @@ def run(name: str, step: StepGraph, share: float | None, time_limit: float) -> P
     return Point(share, plan.peak_bytes / peak_bytes, plan.overhead, seconds)
 
 
-def compare(step: StepGraph, names: list[str], time_limit: float) -> dict[str, Any]:
-    """All planners on one step, printed as they come."""
+def compare(target: str, names: list[str], time_limit: float) -> dict[str, Any]:
+    """All planners on one step."""
+    step = load(target)
     lasting = step.resident_bytes + sum(
         step.sizes[s] for s in step.outputs if not step.storages[s].resident
     )
-    peak_bytes = step.baseline_peak_bytes
-    print(
-        f"\n{step.name}: {len(step.ops)} ops, baseline {peak_bytes / 2**20:,.0f} MiB, "
-        f"of it residents and outputs {lasting / peak_bytes:.0%}"
-    )
-    heads = [*(f"{share:.0%}" for share in SHARES), "lowest peak", "planning"]
-    print(f"{'':14}" + "".join(f"{head:>15}" for head in heads))
-    rows: dict[str, list[dict[str, Any]]] = {}
-    for name in names:
-        points = [run(name, step, share, time_limit) for share in (*SHARES, None)]
-        rows[name] = [asdict(point) for point in points]
-        slowest = max(point.planning_seconds for point in points)
-        print(f"{name:14}" + "".join(map(cell, points)) + f"{slowest:13.2f} s")
     return {
         "name": step.name,
         "ops": len(step.ops),
         "fingerprint": step.fingerprint,
-        "baseline_peak_bytes": peak_bytes,
+        "baseline_peak_bytes": step.baseline_peak_bytes,
         "baseline_seconds": step.baseline_seconds,
         "lasting_bytes": lasting,
-        "planners": rows,
+        "planners": {
+            name: [
+                asdict(run(name, step, share, time_limit)) for share in (*SHARES, None)
+            ]
+            for name in names
+        },
     }
+
+
+def show(result: dict[str, Any]) -> str:
+    """The table of one step."""
+    peak_bytes, lasting = result["baseline_peak_bytes"], result["lasting_bytes"]
+    heads = [*(f"{share:.0%}" for share in SHARES), "lowest peak", "planning"]
+    lines = [
+        "",
+        f"{result['name']}: {result['ops']} ops, baseline {peak_bytes / 2**20:,.0f} "
+        f"MiB, of it residents and outputs {lasting / peak_bytes:.0%}",
+        f"{'':14}" + "".join(f"{head:>15}" for head in heads),
+    ]
+    for name, points in result["planners"].items():
+        slowest = max(point["planning_seconds"] for point in points)
+        cells = "".join(cell(Point(**point)) for point in points)
+        lines.append(f"{name:14}{cells}{slowest:13.2f} s")
+    if "auto" in result["planners"]:
+        lines += losses(result) or ["auto is the best, or as good, at every budget"]
+    return "\n".join(lines)
+
+
+def losses(result: dict[str, Any]) -> list[str]:
+    """Where another planner fits and `auto` does not, is faster, or goes lower."""
+    found: list[str] = []
+    ours = result["planners"]["auto"]
+    for name, points in result["planners"].items():
+        for mine, theirs in zip(ours, points, strict=True):
+            if theirs["peak"] is None:
+                continue
+            where = f"auto loses to {name} at "
+            if mine["share"] is None:
+                if mine["peak"] > theirs["peak"] * (1 + SAME):
+                    found.append(
+                        f"{where}the lowest peak: {mine['peak']:.4f} against "
+                        f"{theirs['peak']:.4f}"
+                    )
+            elif mine["peak"] is None:
+                found.append(f"{where}{mine['share']:.0%}: it alone fits")
+            elif mine["overhead"] > theirs["overhead"] + SAME:
+                found.append(
+                    f"{where}{mine['share']:.0%}: {mine['overhead']:+.3%} against "
+                    f"{theirs['overhead']:+.3%}"
+                )
+    return found
 
 
 def cell(point: Point) -> str:
@@ -107,29 +164,72 @@ def cell(point: Point) -> str:
     return f"{f'{point.peak:.3f} {point.overhead:+.1%}':>15}"
 
 
+def draw(results: list[dict[str, Any]], path: Path) -> None:
+    """Overhead against peak: one panel for each step, one line for each planner."""
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    columns = 2
+    rows = -(-len(results) // columns)
+    figure = Figure(figsize=(11, 3.2 * rows), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False).flat
+    colors = colormaps["tab10"].colors  # type: ignore[attr-defined]
+    for axes, result in zip(panels, results, strict=False):
+        for place, (name, points) in enumerate(result["planners"].items()):
+            if name in ("keep_all", "recompute_all"):
+                continue
+            line = sorted(
+                (p["peak"], p["overhead"]) for p in points if p["peak"] is not None
+            )
+            is_ours = name == "auto"
+            axes.plot(
+                [100 * x for x, _ in line],
+                [100 * y for _, y in line],
+                "o-",
+                color="black" if is_ours else colors[place % 10],
+                linewidth=2 if is_ours else 1,
+                markersize=4,
+                label=name,
+                zorder=3 if is_ours else 2,
+            )
+        axes.set_title(f"{result['name']}, {result['ops']} ops", fontsize=10)
+        axes.set_xlabel("peak, % of the baseline's")
+        axes.set_ylabel("extra time, %")
+        axes.set_ylim(bottom=0, top=80)
+        axes.grid(alpha=0.3)
+    for axes in list(panels)[len(results) :]:
+        axes.set_visible(False)
+    handles, labels = next(iter(figure.axes)).get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=5, fontsize=8)
+    figure.savefig(path, dpi=110)
+
+
 def main() -> None:
     """Compare the planners and write what was found."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("targets", nargs="*", default=MODELS)
+    parser.add_argument("targets", nargs="*", default=list(MODELS))
     parser.add_argument(
         "--planners", default=",".join(planners.available()), help="names, with commas"
     )
     parser.add_argument("--time-limit", type=float, default=10.0)
-    parser.add_argument(
-        "--estimate", action="store_true", help="profile models without running them"
-    )
-    parser.add_argument("--output", type=Path, default=RESULTS)
+    parser.add_argument("--jobs", type=int, default=2, help="steps at a time")
     options = parser.parse_args()
     names = [planners.load(name).name for name in options.planners.split(",")]
     results: list[dict[str, Any]] = []
-    for target in options.targets:
-        step = load(target, estimate=options.estimate)
-        results.append(compare(step, names, options.time_limit))
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(json.dumps(results, indent=1) + "\n")
-    print(f"\nwritten to {options.output}")
+    context = multiprocessing.get_context("spawn")
+    job = partial(compare, names=names, time_limit=options.time_limit)
+    with ProcessPoolExecutor(options.jobs, mp_context=context) as pool:
+        for result in pool.map(job, options.targets):
+            results.append(result)
+            print(show(result), flush=True)
+    num = sum(len(losses(r)) for r in results if "auto" in r["planners"])
+    print(f"\n{num} comparisons lost by auto on {len(results)} steps")
+    if options.targets == list(MODELS):
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+        draw(results, RESULTS.with_suffix(".png"))
+        print(f"written to {RESULTS} and {RESULTS.with_suffix('.png')}")
 
 
 if __name__ == "__main__":

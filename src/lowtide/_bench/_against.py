@@ -18,7 +18,8 @@ from torch import nn
 
 from lowtide._api import arguments_of
 from lowtide._bench._methods import Method, NotApplicableError
-from lowtide._meter import allocated_peak, median, rss_peak, timed
+from lowtide._meter import clear_gradients, median, rss_peak, timed
+from lowtide._profile._ledger import ledger
 from lowtide._run import default_loss
 from lowtide._verify import Numbers, numbers_of, same_bits
 
@@ -29,6 +30,8 @@ Progress = Callable[[str], None]
 class Row:
     """One method on one model. Peaks are of the whole step; 0 where not measured.
 
+    `activation_peak_bytes` leaves out what is there before the step and the gradients
+    of parameters. A plan made for another method's peak names it in `matches`.
     `largest_difference` is that of any gradient, as a share of its largest value: what
     only rounds otherwise is near 1e-6, what is wrong near 1.
     """
@@ -37,6 +40,7 @@ class Row:
     label: str
     peak_bytes: int = 0
     rss_peak_bytes: int = 0
+    activation_peak_bytes: int = 0
     seconds: float = 0.0
     time_ratio: float = 0.0
     num_gradients: int = 0
@@ -46,6 +50,8 @@ class Row:
     is_random_state_equal: bool = True
     predicted_peak_bytes: int = 0
     predicted_time_ratio: float = 0.0
+    bound_time_ratio: float = 0.0
+    matches: str = ""
     problem: str = ""
 
     @property
@@ -117,10 +123,11 @@ def compare_methods(
         [runner.model for _, runner in runners],
         steps,
     )
-    times = [median(found) for found in samples]
-    for (place, _), seconds in zip(runners, times, strict=True):
-        ratio = seconds / times[0]
-        rows[place] = replace(rows[place], seconds=seconds, time_ratio=ratio)
+    for (place, _), found in zip(runners, samples, strict=True):
+        turns = [ours / first for ours, first in zip(found, samples[0], strict=True)]
+        rows[place] = replace(
+            rows[place], seconds=median(found), time_ratio=median(turns)
+        )
     return rows
 
 
@@ -166,5 +173,16 @@ def measure_peak(
     del model
     runner.first_step()
     system = rss_peak(runner.step, [runner.model])
-    allocated, _, _ = allocated_peak(runner.step, [runner.model], batch)
-    return {"rss_peak_bytes": system, "peak_bytes": allocated}
+    clear_gradients([runner.model])
+    found = ledger(runner.step, modules=[runner.model], batch=batch)
+    zeros = (0,) * len(found.live_bytes)
+    gradients = found.by_kind.get("gradient", zeros)
+    activations = [
+        live - found.resident_bytes - gradient
+        for live, gradient in zip(found.live_bytes, gradients, strict=True)
+    ]
+    return {
+        "rss_peak_bytes": system,
+        "peak_bytes": found.peak_bytes,
+        "activation_peak_bytes": max(activations, default=0),
+    }

@@ -65,6 +65,21 @@ class FengRow:
         return {**asdict(self), **more}
 
 
+def published_step(published: Published, batch: int | None = None) -> StepGraph:
+    """The published step, captured without running it, priced for its device."""
+    options = {**published.options, "batch": batch or published.batch}
+    with FakeTensorMode():
+        example = models.build(published.name, **options)  # type: ignore[arg-type]
+    return profile(
+        example.model,
+        example.batch,
+        loss=example.loss,
+        how="estimate",
+        device=DEVICE,
+        name=published.name,
+    )
+
+
 def feng_row(
     published: Published,
     *,
@@ -75,18 +90,8 @@ def feng_row(
 ) -> FengRow:
     """One row: captured, priced, planned at the published cut."""
     say = progress or (lambda text: None)
-    options = {**published.options, "batch": batch or published.batch}
-    say(f"{published.name}: capturing a batch of {options['batch']}")
-    with FakeTensorMode():
-        example = models.build(published.name, **options)  # type: ignore[arg-type]
-    step = profile(
-        example.model,
-        example.batch,
-        loss=example.loss,
-        how="estimate",
-        device=DEVICE,
-        name=published.name,
-    )
+    say(f"{published.name}: capturing a batch of {batch or published.batch}")
+    step = published_step(published, batch)
     say(f"{published.name}: planning {len(step.ops)} ops")
     cut = published.cut_percent / 100
     baseline = Walk(step, with_frees(step, step.baseline)).within_step_bytes
@@ -94,7 +99,7 @@ def feng_row(
     kept = Walk(step, plan.schedule).within_step_bytes
     return FengRow(
         name=published.name,
-        batch=int(options["batch"]),
+        batch=batch or published.batch,
         published_cut=cut,
         published_overhead=published.overhead_percent / 100,
         published_baseline_bytes=published.regular_megabytes * 10**6,

@@ -22,6 +22,7 @@ from torch.utils import checkpoint as recompute
 
 from lowtide._api import apply
 from lowtide._plan import Plan
+from lowtide.errors import InvalidArgumentError
 
 
 class NotApplicableError(Exception):
@@ -38,23 +39,60 @@ class Method:
     during_first: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
-def other_methods(budgets: tuple[float, ...] = (0.5, 0.25)) -> tuple[Method, ...]:
+BUDGETS = (0.75, 0.5, 0.25, 0.1, 0.0)
+
+
+def other_methods() -> tuple[Method, ...]:
     """Every method but lowtide's, eager first."""
     return (
         Method("eager", "eager", lambda model: None),
         Method("blocks", "checkpoint blocks", _on_blocks),
+        Method("blocks_compiled", "checkpoint blocks, compiled", _on_blocks_compiled),
         Method("sequential", "checkpoint_sequential", _on_sequences),
         Method("selective", "selective checkpoint", _selectively),
+        Method("selective_half", "selective, every second", _half_selectively),
         *(
             Method(
                 f"torch_budget_{budget:g}",
                 f"torch budget {budget:g}",
-                _with_partitioner,
+                partial(_compiled_with, "aot_eager_decomp_partition"),
                 partial(_functorch_budget, budget),
             )
-            for budget in budgets
+            for budget in BUDGETS
+        ),
+        Method(
+            "inductor_0.5",
+            "Inductor, budget 0.5",
+            partial(_compiled_with, "inductor"),
+            partial(_functorch_budget, 0.5),
         ),
     )
+
+
+USUAL = (
+    "eager",
+    "blocks",
+    "sequential",
+    "selective",
+    "torch_budget_0.5",
+    "torch_budget_0.25",
+)
+
+
+def methods_named(names: str) -> tuple[Method, ...]:
+    """The methods of a list such as `blocks,selective`; eager is always the first."""
+    known = {method.name: method for method in other_methods()}
+    if names == "all":
+        return tuple(known.values())
+    wanted = USUAL if names == "usual" else [n.strip() for n in names.split(",")]
+    unknown = [name for name in wanted if name not in known]
+    if unknown:
+        raise InvalidArgumentError(
+            f"--methods {names}",
+            f"there is no method {unknown[0]!r}",
+            f"Write usual, all, or some of {', '.join(known)}",
+        )
+    return tuple(m for m in known.values() if m.name in wanted or m.name == "eager")
 
 
 def planned_method(name: str, label: str, plan: Plan) -> Method:
@@ -109,6 +147,11 @@ def _blocks(model: nn.Module) -> list[nn.Module]:
     return blocks
 
 
+def _on_blocks_compiled(model: nn.Module) -> None:
+    _on_blocks(model)
+    _compiled_with("aot_eager", model)
+
+
 def _on_sequences(model: nn.Module) -> None:
     sequences = list(_outer_sequences(model))
     if not sequences:
@@ -147,13 +190,42 @@ _EXPENSIVE = (
 )
 
 
-def _selectively(model: nn.Module) -> None:
-    kept = [
+def _kept_ops() -> list[Any]:
+    return [
         getattr(torch.ops.aten, name).default
         for name in _EXPENSIVE
         if hasattr(getattr(torch.ops.aten, name, None), "default")
     ]
-    contexts = partial(recompute.create_selective_checkpoint_contexts, kept)
+
+
+def _selectively(model: nn.Module) -> None:
+    kept = _kept_ops()
+    _on_blocks_with(
+        model, partial(recompute.create_selective_checkpoint_contexts, kept)
+    )
+
+
+def _half_selectively(model: nn.Module) -> None:
+    """Keep every second expensive result of a block, counted in forward and again."""
+    kept = _kept_ops()
+
+    def contexts() -> Any:
+        counts = {False: 0, True: 0}
+
+        def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
+            if op not in kept:
+                return recompute.CheckpointPolicy.PREFER_RECOMPUTE
+            counts[context.is_recompute] += 1
+            if counts[context.is_recompute] % 2:
+                return recompute.CheckpointPolicy.MUST_SAVE
+            return recompute.CheckpointPolicy.PREFER_RECOMPUTE
+
+        return recompute.create_selective_checkpoint_contexts(policy)
+
+    _on_blocks_with(model, contexts)
+
+
+def _on_blocks_with(model: nn.Module, contexts: Callable[[], Any]) -> None:
     for block in _blocks(model):
         block.forward = partial(  # type: ignore[method-assign]
             recompute.checkpoint,
@@ -163,11 +235,10 @@ def _selectively(model: nn.Module) -> None:
         )
 
 
-def _with_partitioner(model: nn.Module) -> None:
-    compiled = torch.compile(
-        model._call_impl, backend="aot_eager_decomp_partition", dynamic=False
+def _compiled_with(backend: str, model: nn.Module) -> None:
+    model._compiled_call_impl = torch.compile(  # type: ignore[assignment]
+        model._call_impl, backend=backend, dynamic=False
     )
-    model._compiled_call_impl = compiled  # type: ignore[assignment]
 
 
 def _functorch_budget(budget: float) -> AbstractContextManager[Any]:
