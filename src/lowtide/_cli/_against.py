@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,13 +23,14 @@ from lowtide._cli._progress import stage
 from lowtide._cli._target import Target, build, load_api, profile
 from lowtide._cli.plan import checked_budget
 from lowtide._format import format_bytes, format_percent, format_seconds
+from lowtide._graph import StepGraph
 from lowtide._plan import Plan
 from lowtide.errors import BudgetTooSmallError, InvalidArgumentError
 
 if TYPE_CHECKING:
     from lowtide._bench._against import Row
 
-THEIRS = "theirs"
+THEIRS, FLOOR = "theirs", "floor"
 _CHILD = "lowtide._cli._bench_child"
 _MOST_SECONDS_OF_A_CHILD = 1800
 
@@ -40,8 +42,13 @@ def run_against(
     planner: str,
     time_limit: float,
     steps: int,
+    jobs: int = 1,
 ) -> dict[str, Any]:
-    """Every method on one model, as plain data."""
+    """Every method on one model, as plain data.
+
+    Peaks are taken `jobs` at a time: they do not depend on the load of the machine, but
+    all of them must fit into its memory.
+    """
     if asked.kind == "file":
         raise InvalidArgumentError(
             f"lowtide bench {asked.text}",
@@ -49,7 +56,7 @@ def run_against(
             "Give the model or function that it was profiled from",
         )
     words = [part.strip() for part in budgets.split(",") if part.strip()]
-    wanted = [w if w == THEIRS else checked_budget(w) for w in words]
+    wanted = [w if w in (THEIRS, FLOOR) else checked_budget(w) for w in words]
     load_api()
     from lowtide._bench._against import Row, compare_methods
     from lowtide._bench._methods import methods_named, planned_method
@@ -58,14 +65,12 @@ def run_against(
     others = methods_named(names)
     example = build(asked)
     step = profile(asked, example, "measure", None)
-    found = {method.name: Row(method.name, method.label) for method in others}
-    with stage("taking peaks in fresh processes") as advance:
-        for place, row in enumerate(found.values()):
-            advance(place, len(found))
-            found[row.name] = _with_peak(row, asked, None)
-    plans: dict[str, Plan] = {}
+    others_rows = _with_peaks(
+        [(Row(method.name, method.label), None) for method in others], asked, jobs
+    )
+    planned: list[tuple[Row, Plan | None]] = []
     missing: list[Row] = []
-    for row, budget in _own_rows(wanted, list(found.values())):
+    for row, budget in _own_rows(step, wanted, others_rows):
         with stage(f"planning {row.label}", limit_seconds=time_limit):
             try:
                 plan = make_plan(
@@ -75,11 +80,12 @@ def run_against(
                 floor = format_bytes(error.floor_bytes)
                 missing.append(replace(row, problem=f"below the floor of {floor}"))
                 continue
-        plans[row.name] = plan
-        found[row.name] = _with_peak(row, asked, plan)
+        planned.append((row, plan))
+    own_rows = _with_peaks(planned, asked, jobs)
+    found = {row.name: row for row in (*others_rows, *own_rows)}
     methods = [
         *others,
-        *(planned_method(name, found[name].label, p) for name, p in plans.items()),
+        *(planned_method(row.name, row.label, p) for row, p in planned if p),
     ]
     with stage("running every method in turns") as advance, user_prints_elsewhere():
         done = iter(range(len(methods)))
@@ -102,19 +108,36 @@ def run_against(
     }
 
 
-def _own_rows(wanted: list[Any], others: list[Row]) -> Iterator[tuple[Row, Any]]:
+def _own_rows(
+    step: StepGraph, wanted: list[Any], others: list[Row]
+) -> Iterator[tuple[Row, Any]]:
     """lowtide's rows with their budgets."""
     from lowtide._bench._against import Row
 
     for budget in wanted:
         if budget != THEIRS:
             word = "".join(c for c in str(budget) if c.isalnum())
-            yield Row(f"lowtide_{word}", f"lowtide {budget}"), budget
+            limit = step.floor_bytes if budget == FLOOR else budget
+            yield Row(f"lowtide_{word}", f"lowtide {budget}"), limit
             continue
         for other in others[1:]:
             if other.peak_bytes:
                 name, label = f"lowtide_at_{other.name}", f"lowtide at {other.label}"
                 yield Row(name, label, matches=other.name), other.peak_bytes
+
+
+def _with_peaks(
+    rows: list[tuple[Row, Plan | None]], asked: Target, jobs: int
+) -> list[Row]:
+    with (
+        stage("taking peaks in fresh processes") as advance,
+        ThreadPoolExecutor(jobs) as pool,
+    ):
+        done: list[Row] = []
+        for row in pool.map(lambda pair: _with_peak(pair[0], asked, pair[1]), rows):
+            done.append(row)
+            advance(len(done), len(rows))
+    return done
 
 
 def _with_peak(row: Row, asked: Target, plan: Plan | None) -> Row:

@@ -53,7 +53,8 @@ def bench(
         str,
         typer.Option(
             metavar="LIST",
-            help="Budgets of lowtide's rows; `theirs` is every other method's peak.",
+            help="Budgets of lowtide's rows; also `floor`, and `theirs`, the peak of "
+            "each other method.",
         ),
     ] = "80%,65%,50%",
     methods: Annotated[
@@ -74,6 +75,10 @@ def bench(
     steps: Annotated[
         int, typer.Option(min=1, metavar="N", help="Timed steps of each method.")
     ] = 5,
+    jobs: Annotated[
+        int,
+        typer.Option(min=1, metavar="N", help="Peaks to take at the same time."),
+    ] = 1,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -111,7 +116,7 @@ def bench(
         )
     else:
         asked = read_target(target, batch, option)
-        data = run_against(asked, budgets, methods, planner, time_limit, steps)
+        data = run_against(asked, budgets, methods, planner, time_limit, steps, jobs)
         page.result(data)
         show_against(page, asked.name, data)
     page.line()
