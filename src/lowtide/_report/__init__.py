@@ -104,16 +104,17 @@ def report(*things: Any, title: str = "", command: str = "") -> Report:
         title: The heading; the step's name by default.
         command: The command that makes this report again, shown in it.
 
-    >>> import lowtide
-    >>> step = lowtide.StepGraph.from_text('''
-    ...     resident x 8
-    ...     a = f(x) 16 bytes 1 s
-    ...     turn(a) -> d 4 bytes
-    ...     g = h(a, d) 16 bytes 1 s
-    ...     -> g
-    ... ''')
-    >>> lowtide.report(step).to_dict()["peak"]["bytes"]
-    44
+    Examples:
+        >>> import lowtide
+        >>> step = lowtide.StepGraph.from_text('''
+        ...     resident x 8
+        ...     a = f(x) 16 bytes 1 s
+        ...     turn(a) -> d 4 bytes
+        ...     g = h(a, d) 16 bytes 1 s
+        ...     -> g
+        ... ''')
+        >>> lowtide.report(step).to_dict()["peak"]["bytes"]
+        44
     """
     if len(things) == 1 and isinstance(things[0], Diff):
         return Report(build_diff(things[0], title=title, command=command))
