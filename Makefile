@@ -5,13 +5,14 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST_ARGS ?= -n 2
 
-.PHONY: help demo test test-slow lint bench clean
+.PHONY: help demo test test-slow lint docs bench clean
 
 help:
 	@echo "make demo       install, then train a small model with and without a budget"
 	@echo "make test       install, then lint, types, import contracts and tests"
 	@echo "make test-slow  the tests that take minutes"
-	@echo "make lint       lint, types and import contracts only"
+	@echo "make lint       lint, types, import contracts and documentation only"
+	@echo "make docs       the documentation, into build/site"
 	@echo "make bench      compare with other methods on this machine"
 	@echo "make clean      remove the virtual environment and caches"
 
@@ -32,9 +33,16 @@ test-slow: $(STAMP)
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/codespell src tests Makefile *.md
+	$(BIN)/codespell src tests docs Makefile *.md *.yml
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(MAKE) --no-print-directory docs
+
+# A broken link, a missing anchor or an unknown name fails it (with --quiet it would not:
+# warnings that are not shown are not counted). The variable silences a notice of the
+# theme's that is no warning.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
@@ -50,4 +58,4 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) build .pytest_cache .ruff_cache .import_linter_cache .hypothesis
