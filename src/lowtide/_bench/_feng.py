@@ -65,11 +65,10 @@ class FengRow:
         return {**asdict(self), **more}
 
 
-def published_step(published: Published, batch: int | None = None) -> StepGraph:
+def published_step(published: Published) -> StepGraph:
     """The published step, captured without running it, priced for its device."""
-    options = {**published.options, "batch": batch or published.batch}
     with FakeTensorMode():
-        example = models.build(published.name, **options)  # type: ignore[arg-type]
+        example = models.build(published.name, **published.options)  # type: ignore[arg-type]
     return profile(
         example.model,
         example.batch,
@@ -85,21 +84,20 @@ def feng_row(
     *,
     planner: str = "auto",
     time_limit: float = 20.0,
-    batch: int | None = None,
     progress: Progress | None = None,
 ) -> FengRow:
     """One row: captured, priced, planned at the published cut."""
     say = progress or (lambda text: None)
-    say(f"{published.name}: capturing a batch of {batch or published.batch}")
-    step = published_step(published, batch)
+    say(f"{published.name}: capturing a batch of {published.batch}")
+    step = published_step(published)
     say(f"{published.name}: planning {len(step.ops)} ops")
     cut = published.cut_percent / 100
-    baseline = Walk(step, with_frees(step, step.baseline)).within_step_bytes
+    baseline = activation_peak_bytes(step)
     plan = plan_for_cut(step, baseline, cut, planner=planner, time_limit=time_limit)
     kept = Walk(step, plan.schedule).within_step_bytes
     return FengRow(
         name=published.name,
-        batch=batch or published.batch,
+        batch=published.batch,
         published_cut=cut,
         published_overhead=published.overhead_percent / 100,
         published_baseline_bytes=published.regular_megabytes * 10**6,
@@ -111,6 +109,11 @@ def feng_row(
         baseline_activation_bytes=baseline,
         planned_activation_bytes=kept,
     )
+
+
+def activation_peak_bytes(step: StepGraph) -> int:
+    """The unplanned peak without residents and gradients, as publications count."""
+    return Walk(step, with_frees(step, step.baseline)).within_step_bytes
 
 
 def _bound(plan: Plan) -> float:

@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -65,7 +65,7 @@ def run_against(
     others = methods_named(names)
     example = build(asked)
     step = profile(asked, example, "measure", None)
-    others_rows = _with_peaks(
+    others_rows = with_peaks(
         [(Row(method.name, method.label), None) for method in others], asked, jobs
     )
     planned: list[tuple[Row, Plan | None]] = []
@@ -81,7 +81,7 @@ def run_against(
                 missing.append(replace(row, problem=f"below the floor of {floor}"))
                 continue
         planned.append((row, plan))
-    own_rows = _with_peaks(planned, asked, jobs)
+    own_rows = with_peaks(planned, asked, jobs)
     found = {row.name: row for row in (*others_rows, *own_rows)}
     methods = [
         *others,
@@ -126,9 +126,10 @@ def _own_rows(
                 yield Row(name, label, matches=other.name), other.peak_bytes
 
 
-def _with_peaks(
-    rows: list[tuple[Row, Plan | None]], asked: Target, jobs: int
+def with_peaks(
+    rows: Sequence[tuple[Row, Plan | None]], asked: Target, jobs: int
 ) -> list[Row]:
+    """The rows with the peaks of a fresh process each."""
     with (
         stage("taking peaks in fresh processes") as advance,
         ThreadPoolExecutor(jobs) as pool,

@@ -18,9 +18,8 @@ from lowtide._cli._options import (
     TimeLimit,
 )
 from lowtide._cli._page import Page
-from lowtide._cli._progress import note, stage
-from lowtide._cli._target import load_api, read_target
-from lowtide._format import format_percent
+from lowtide._cli._table import run_table, show_table
+from lowtide._cli._target import read_target
 from lowtide.errors import InvalidArgumentError
 
 _ENDINGS = (".json", ".png", ".svg", ".pdf")
@@ -72,6 +71,12 @@ def bench(
             show_default=False,
         ),
     ] = None,
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure", help="Also run the table's models here, at a smaller batch."
+        ),
+    ] = False,
     steps: Annotated[
         int, typer.Option(min=1, metavar="N", help="Timed steps of each method.")
     ] = 5,
@@ -105,9 +110,9 @@ def bench(
         )
     _files.refuse_early(output, force=force)
     if table is not None:
-        data = _table(table, models, planner, time_limit, batch)
+        data = run_table(table, models, planner, time_limit, batch, steps, measure)
         page.result(data)
-        _show_table(page, data)
+        show_table(page, data)
     elif target is None:
         raise InvalidArgumentError(
             "lowtide bench",
@@ -127,73 +132,6 @@ def bench(
         page.next("lowtide", "bench", "resnet50", "--batch", "4", "--against")
     else:
         page.next("lowtide", "sweep", target or "tiny_gpt")
-
-
-def _table(
-    name: str,
-    only: str | None,
-    planner: str,
-    time_limit: float,
-    batch: int | None,
-) -> dict[str, Any]:
-    from lowtide.models import PUBLISHED
-
-    if name != "feng":
-        raise InvalidArgumentError(
-            f"--table {name}", "there is no such table", "Write --table feng"
-        )
-    chosen = list(PUBLISHED) if only is None else [m.strip() for m in only.split(",")]
-    for model in chosen:
-        if model not in PUBLISHED:
-            raise InvalidArgumentError(
-                f"--models {model}",
-                "the table has no such model",
-                f"Use some of: {', '.join(PUBLISHED)}",
-            )
-    load_api()
-    from lowtide._bench._feng import DEVICE, feng_row
-
-    rows: list[dict[str, Any]] = []
-    for place, model in enumerate(chosen, 1):
-        note(f"{model} ({place} of {len(chosen)})")
-        with stage(f"capturing and planning {model}"):
-            row = feng_row(
-                PUBLISHED[model], planner=planner, time_limit=time_limit, batch=batch
-            )
-        rows.append(row.to_dict())
-    return {
-        "lowtide": "feng",
-        "device": DEVICE.rpartition(":")[2],
-        "planner": planner,
-        "rows": rows,
-    }
-
-
-def _show_table(page: Page, data: dict[str, Any]) -> None:
-    page.line(f"Published cuts, predicted on {data['device']}", "bold")
-    page.table(
-        ("model", "batch", "published", "time", "lowtide", "time", "share"),
-        [
-            (
-                r["name"],
-                str(r["batch"]),
-                format_percent(-r["published_cut"]),
-                format_percent(r["published_overhead"], signed=True),
-                format_percent(-r["cut"]),
-                format_percent(r["overhead"], signed=True),
-                f"{r['ratio']:.2f}" if r["is_reached"] else "least",
-            )
-            for r in data["rows"]
-        ],
-    )
-    ratios = [r["ratio"] for r in data["rows"] if r["ratio"] is not None]
-    page.line()
-    page.line(
-        f"At the published cut: at most the published extra time on "
-        f"{sum(r <= 1 for r in ratios)} of {len(data['rows'])}, at most half of it on "
-        f"{sum(r <= 0.5 for r in ratios)}."
-    )
-    page.line("Source: Feng and Huang, CVPR 2021, table of the authors' repository.")
 
 
 def _save(output: Path, data: dict[str, Any], *, force: bool) -> None:
