@@ -40,7 +40,7 @@ def run(words: tuple[str, ...], steps: int, methods: str) -> dict[str, Any]:
         file = Path(folder) / "bench.json"
         command = [sys.executable, "-m", "lowtide", "bench", *words]
         command += ["--methods", methods, "--budgets", "theirs,floor"]
-        command += ["--steps", str(steps), "--time-limit", "5", "--jobs", "2"]
+        command += ["--steps", str(steps), "--time-limit", "5"]
         subprocess.run(
             [*command, "-o", str(file)], check=True, stdout=subprocess.DEVNULL
         )

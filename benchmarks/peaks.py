@@ -25,8 +25,8 @@ from typing import Any
 
 RESULTS = Path(__file__).parent / "results" / "peaks.json"
 MODELS: dict[str, dict[str, Any]] = {
-    "resnet50": {"batch": 8, "image": 160},
-    "densenet121": {"batch": 8, "image": 160},
+    "resnet50": {"batch": 8, "image": 128},
+    "densenet121": {"batch": 8, "image": 128},
     "gpt2": {"batch": 4, "sequence": 256, "layers": 6, "vocab": 8192},
     "vit": {"batch": 8},
 }
@@ -113,7 +113,7 @@ def times_of(
     for _, step in sides:
         step()
     samples = timed(
-        [step for _, step in sides], [example.model for example, _ in sides], 11
+        [step for _, step in sides], [example.model for example, _ in sides], 7
     )
     return {
         budget: {
@@ -168,7 +168,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="*", default=list(MODELS))
     parser.add_argument("--budgets", nargs="*", default=[EAGER, KEEP_ALL, *BUDGETS])
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--child", nargs=4, default=None, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.child:

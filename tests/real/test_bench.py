@@ -1,7 +1,6 @@
 """The comparison with other methods: what is wrapped, what is counted as wrong."""
 
 import json
-from importlib.util import find_spec
 
 import pytest
 import torch
@@ -10,9 +9,10 @@ from torch import nn
 from lowtide import models
 from lowtide._bench._against import compare_methods
 from lowtide._bench._feng import plan_for_cut
-from lowtide._bench._methods import other_methods, repeated_blocks
+from lowtide._bench._methods import methods_named, other_methods, repeated_blocks
 from lowtide._report._walk import Walk
 from lowtide._schedule import with_frees
+from lowtide.errors import InvalidArgumentError
 from tests.graphs import transformer
 from tests.shell import run
 
@@ -26,8 +26,6 @@ def test_blocks_are_what_people_wrap_by_hand():
 
 
 def test_blocks_of_a_model_from_a_library():
-    if find_spec("torchvision") is None:
-        pytest.skip("torchvision is not installed")
     resnet = models.build("resnet50", batch=1, image=32).model
     assert {type(b).__name__ for b in repeated_blocks(resnet)} == {"Bottleneck"}
     assert len(repeated_blocks(resnet)) == 16
@@ -72,6 +70,25 @@ def test_a_method_that_does_not_apply_says_why():
     assert blocks.problem == "no block occurs twice in the model"
 
 
+def test_methods_are_chosen_by_name():
+    assert [m.name for m in methods_named("blocks")] == ["eager", "blocks"]
+    assert len(methods_named("all")) > len(methods_named("usual")) > 2
+    with pytest.raises(InvalidArgumentError, match="there is no method 'block'"):
+        methods_named("block,eager")
+
+
+def test_every_second_product_is_kept_and_the_numbers_are_the_same():
+    model = models.build("tiny_gpt", layers=2)
+    rows = compare_methods(
+        methods_named("blocks,selective,selective_half"),
+        model.model,
+        model.batch,
+        model.loss,
+        steps=1,
+    )
+    assert all(row.is_exact and not row.problem for row in rows)
+
+
 def test_a_plan_for_a_cut_of_the_activation_peak():
     step = transformer(4, tokens=64, width=32)
     baseline = Walk(step, with_frees(step, step.baseline)).within_step_bytes
@@ -83,8 +100,9 @@ def test_a_plan_for_a_cut_of_the_activation_peak():
 
 @pytest.mark.slow
 def test_bench_on_a_model(tmp_path):
-    words = ("tiny_gpt", "-O", "dropout=0.1", "--budgets", "70%,1%", "--steps", "1")
-    done = run("bench", *words, "-o", "bench.json", cwd=tmp_path)
+    words = ("tiny_gpt", "-O", "dropout=0.1", "--budgets", "70%,1%,theirs,floor")
+    chosen = ("--methods", "blocks,selective_half,torch_budget_0.5", "--steps", "1")
+    done = run("bench", *words, *chosen, "-o", "bench.json", cwd=tmp_path)
     assert done.code == 0, done.err
     rows = {
         r["name"]: r for r in json.loads((tmp_path / "bench.json").read_text())["rows"]
@@ -92,6 +110,15 @@ def test_bench_on_a_model(tmp_path):
     assert rows["lowtide_70"]["is_exact"]
     assert rows["lowtide_70"]["peak_bytes"] < rows["eager"]["peak_bytes"]
     assert "below the floor" in rows["lowtide_1"]["problem"]
+    assert rows["lowtide_floor"]["peak_bytes"] < rows["lowtide_70"]["peak_bytes"]
+    for name in ("blocks", "selective_half", "torch_budget_0.5"):
+        ours = rows[f"lowtide_at_{name}"]
+        assert ours["matches"] == name
+        assert ours["is_exact"]
+        assert ours["peak_bytes"] <= rows[name]["peak_bytes"]
+        assert 0 < ours["activation_peak_bytes"] < ours["peak_bytes"]
+    assert rows["blocks"]["is_exact"]
+    assert rows["selective_half"]["is_exact"]
     # With dropout the masks are drawn again, so this is not rounding.
     assert rows["torch_budget_0.5"]["largest_difference"] > 0.01
     assert "DIFFERENT" in done.out
@@ -100,10 +127,15 @@ def test_bench_on_a_model(tmp_path):
 @pytest.mark.slow
 def test_bench_on_the_published_table(tmp_path):
     words = ("--table", "feng", "--models", "resnet18", "--time-limit", "4")
+    words += ("--measure", "--batch", "2", "--steps", "1")
     done = run("bench", *words, "--json", cwd=tmp_path)
     assert done.code == 0, done.err
     (row,) = json.loads(done.out)["rows"]
     assert row["published_overhead"] == 0.3
     assert row["cut"] >= row["published_cut"] == 0.35
     assert row["ratio"] < 1
+    assert row["is_exact"]
+    assert row["measured_batch"] == 2
+    # The ledger sees what the simulator predicts, up to what is alive for an instant.
+    assert row["measured_cut"] == pytest.approx(row["cut"], abs=0.1)
     assert run("bench", "--table", "chen", cwd=tmp_path).code == 2
