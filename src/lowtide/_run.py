@@ -9,9 +9,12 @@ did.
 from __future__ import annotations
 
 import logging
+import os
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,6 +33,7 @@ from lowtide._dryrun import compiled, dry_run, explain_failure
 from lowtide._graph import StepGraph, Storage
 from lowtide._plan import Plan
 from lowtide._profile import costs
+from lowtide._report import report
 from lowtide._units import format_bytes, format_percent, to_bytes
 from lowtide.errors import LowtideError, NoTrainingGraphError, PlanMismatchError
 
@@ -256,7 +260,29 @@ class PlannedCall:
         )
         self.plans.append(plan)
         self.steps.append(step)
+        _report_if_asked(step, plan)
         return plan
+
+
+def _report_if_asked(step: StepGraph, plan: Plan) -> None:
+    """Write a report where `LOWTIDE_REPORT` says, beside what is there already.
+
+    Training goes on if it cannot be written.
+    """
+    asked = os.environ.get("LOWTIDE_REPORT")
+    if not asked:
+        return
+    path = first = Path(asked)
+    number = 1
+    while path.exists():
+        number += 1
+        path = first.with_stem(f"{first.stem}-{number}")
+    try:
+        report(step, plan).save(path)
+    except LowtideError as error:
+        warnings.warn(f"LOWTIDE_REPORT={asked}: {error}", stacklevel=2)
+    else:
+        log.info("report written to %s", path)
 
 
 def costed(

@@ -136,6 +136,25 @@ def test_it_can_be_turned_off(net: Net, monkeypatch: pytest.MonkeyPatch) -> None
     assert lowtide.planned(net) is None
 
 
+def test_a_report_is_written_where_the_environment_says(
+    net: Net, batch: torch.Tensor, monkeypatch: pytest.MonkeyPatch, tmp_path
+) -> None:
+    monkeypatch.setenv("LOWTIDE_REPORT", str(tmp_path / "tide.html"))
+    lowtide.optimize(net, budget="1 GiB", planner="keep_all")
+    for rows in (batch, torch.cat([batch, batch])):
+        net(rows).sum().backward()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["tide-2.html", "tide.html"]
+
+
+def test_a_report_that_cannot_be_written_does_not_stop_training(
+    net: Net, batch: torch.Tensor, monkeypatch: pytest.MonkeyPatch, tmp_path
+) -> None:
+    monkeypatch.setenv("LOWTIDE_REPORT", str(tmp_path / "nowhere" / "tide.html"))
+    lowtide.optimize(net, budget="1 GiB", planner="keep_all")
+    with pytest.warns(UserWarning, match="LOWTIDE_REPORT"):
+        net(batch).sum().backward()
+
+
 def test_an_unknown_planner_is_refused_at_once(net: Net) -> None:
     with pytest.raises(InvalidArgumentError, match="'auto' is close"):
         lowtide.optimize(net, budget="70%", planner="outo")
