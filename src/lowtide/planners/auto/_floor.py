@@ -30,11 +30,15 @@ def sink(
     effort: Effort,
     *,
     offer: Callable[[Draft], None],
+    best: Draft | None = None,
     steps: int = 9,
 ) -> Draft:
-    """The draft with the lowest peak that a bisection over budgets finds."""
+    """The draft with the lowest peak that a bisection over budgets finds.
+
+    It looks below the peak of `best`, if a draft is known, and evicts from `start`.
+    """
     problem = start.problem
-    low, best = peak_bound_bytes(problem), start
+    low, best = peak_bound_bytes(problem), best or start
     limit = MOST_SECONDS * problem.step.baseline_seconds
     options = Options(tried=24, batch=0.5, limit_seconds=limit)
     for _ in range(steps):

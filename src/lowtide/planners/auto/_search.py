@@ -42,8 +42,8 @@ CLOSE_ENOUGH = 2e-4
 # Where a step carries the sequences found for it, by budget.
 _KNOWN = "_planned_by_auto"
 _LOWEST = "_lowest_by_auto"
-# The floor is asked for by error messages and sweeps: it must not keep anyone waiting.
-FLOOR_SECONDS = 4.0
+# The floor is asked for by error messages and sweeps: nobody should wait long for it.
+FLOOR_SECONDS = 12.0
 
 
 class Search:
@@ -63,6 +63,7 @@ class Search:
         self.problem.baseline = outputs_late(self.problem)
         self.base = Draft(self.problem, self.problem.baseline)
         self.drafts: list[Draft] = []
+        self.found_by_others: list[tuple[int, ...]] = []
         self.history: list[tuple[float, float]] = []
         self.moments: Counter[int] = Counter()
         self.proven = 0.0
@@ -104,13 +105,17 @@ class Search:
             self.offer(Draft(self.problem, found))
         else:
             try:
-                self.sink()
+                with self.effort.section(0.5):
+                    self.sink()
                 self.others(None)
+                self._sink_from_others()
                 self._sink_exactly()
             except KeyboardInterrupt:
                 stopped = "interrupted"
         self._recall()
         draft = min(self.drafts, key=lambda d: (d.peak_bytes, d.seconds))
+        if found is None:
+            draft = raise_up(draft, draft.peak_bytes, self.effort)
         if stopped != "interrupted":
             self.step.__dict__[_LOWEST] = tuple(draft.ops)
         return self._plan(draft, None, self._why(stopped))
@@ -358,6 +363,20 @@ class Search:
         """Look for the lowest peak."""
         sink(self.base, self.effort, offer=self.offer)
 
+    def _sink_from_others(self) -> None:
+        """Evict from the lowest plan of another planner.
+
+        Plans of whole blocks recompute in an order that single evictions do not find.
+        """
+        starts = [Draft(self.problem, ops) for ops in self.found_by_others]
+        if starts:
+            sink(
+                min(starts, key=lambda d: (d.peak_bytes, d.seconds)),
+                self.effort,
+                offer=self.offer,
+                best=min(self.drafts, key=lambda d: d.peak_bytes),
+            )
+
     def others(self, budget_bytes: int | None) -> None:
         """Start from what other planners find."""
         best = self.best()
@@ -370,6 +389,7 @@ class Search:
             gap=gap / max(self.step.baseline_seconds, 1e-30),
         )
         for sequence in starts:
+            self.found_by_others.append(sequence)
             draft = Draft(self.problem, sequence)
             self.offer(draft)
             if draft.peak_bytes <= self.budget:
