@@ -25,9 +25,9 @@ from typing import Any
 
 RESULTS = Path(__file__).parent / "results" / "peaks.json"
 MODELS: dict[str, dict[str, Any]] = {
-    "resnet50": {"batch": 8, "image": 128},
+    "resnet50": {"batch": 16, "image": 128},
     "densenet121": {"batch": 8, "image": 128},
-    "gpt2": {"batch": 4, "sequence": 256, "layers": 6, "vocab": 8192},
+    "gpt2": {"batch": 8, "sequence": 256, "layers": 6, "vocab": 8192},
     "vit": {"batch": 8},
 }
 BUDGETS = ("100%", "80%", "60%", "floor")
