@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -13,6 +14,7 @@ from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
 )
+from torch.utils import _pytree as pytree
 
 from lowtide import planners
 from lowtide._capture._record import compose
@@ -117,7 +119,7 @@ def _install(model: Any, settings: Settings, inner: str) -> Any:
                 "it is neither a module nor a function",
                 "Pass the model, or a function that computes the loss",
             )
-        modules = _modules_of(model)
+        modules = modules_of(model)
         call = PlannedCall(model, settings, modules)
         if settings.verify:
             call.before_first = _checked(model, settings, modules)
@@ -172,8 +174,12 @@ def _refuse_bypassed(model: nn.Module) -> None:
             )
 
 
-def _modules_of(function: Callable[..., Any]) -> list[nn.Module]:
-    """The modules that a function closes over, is bound to, or finds by global name."""
+def modules_of(function: Any) -> list[nn.Module]:
+    """The model, or what a function closes over, is bound to or finds by name."""
+    if isinstance(function, nn.Module):
+        return [function]
+    if isinstance(function, PlannedCall):
+        return list(function.modules)
     inner = function
     found: list[Any] = []
     while hasattr(inner, "func"):  # functools.partial
@@ -223,8 +229,8 @@ def profile(
             "Pass the model, or a function that computes the loss",
         )
     args, kwargs = arguments_of(batch)
-    modules = [model] if isinstance(model, nn.Module) else _modules_of(model)
-    function = model._call_impl if isinstance(model, nn.Module) else model
+    modules = modules_of(model)
+    function = restore_function(model)
     try:
         recording = dry_run(
             function, args, kwargs, modules=modules, loss=loss or default_loss
@@ -294,11 +300,17 @@ def verify(
     one, one for the given budget, or, with neither, the one the model already has.
     """
     settings = _settings_for(model, plan, budget, planner)
-    modules = [model] if isinstance(model, nn.Module) else _modules_of(model)
+    modules = modules_of(model)
     args, kwargs = arguments_of(batch)
-    return _both_ways(
-        restore_function(model), settings, modules, args, kwargs, loss, measured
-    )
+    with _unwatched(model):
+        return _both_ways(
+            restore_function(model), settings, modules, args, kwargs, loss, measured
+        )
+
+
+def _unwatched(model: Any) -> AbstractContextManager[None]:
+    present = planned(model)
+    return nullcontext() if present is None else present.unwatched()
 
 
 def _both_ways(
@@ -312,6 +324,8 @@ def _both_ways(
 ) -> Verification:
     """Run a training step plain and planned, and compare."""
     call = PlannedCall(function, settings, modules)
+    # The caller's own tensors stay out of it: their graph and gradients are theirs.
+    args, kwargs = pytree.tree_map(_on_its_own, (args, kwargs))
 
     def step(function: Callable[..., Any]) -> Callable[[], torch.Tensor]:
         def run() -> torch.Tensor:
@@ -329,13 +343,26 @@ def _both_ways(
             peak, 0, median(ours), tuple(ours), median(theirs), resident, live
         )
 
+    def plan_of() -> Plan:
+        if not call.watch.forwards:
+            raise NoTrainingGraphError(
+                "lowtide.verify",
+                "the model is in evaluation mode, or gradients are turned off, so "
+                "nothing of it ran planned",
+                "Call model.train() first, outside of torch.no_grad()",
+            )
+        return settings.plan or call.plans[0]
+
     return compare(
-        step(function),
-        step(call),
-        modules,
-        lambda: settings.plan or call.plans[0],
-        measurement if measured else None,
+        step(function), step(call), modules, plan_of, measurement if measured else None
     )
+
+
+def _on_its_own(value: Any) -> Any:
+    """A tensor that requires a gradient, cut off from where it came from."""
+    if isinstance(value, torch.Tensor) and value.requires_grad:
+        return value.detach().requires_grad_()
+    return value
 
 
 def _settings_for(
@@ -356,6 +383,8 @@ def _settings_for(
             "neither plan nor budget was given, and the model is not optimized",
             'Write plan=... or budget="6 GiB"',
         )
+    if present.plans:
+        return Settings(plan=present.plans[-1])
     return present.settings
 
 
@@ -367,19 +396,26 @@ def measure(
     A planned model takes turns with its unplanned self. Gradients, buffers and random
     numbers are put back afterwards.
     """
-    modules = [model] if isinstance(model, nn.Module) else _modules_of(model)
+    modules = modules_of(model)
     call = planned(model)
     plain = restore_function(model)
-    args, kwargs = arguments_of(batch)
+    args, kwargs = pytree.tree_map(_on_its_own, arguments_of(batch))
 
     def step(function: Callable[..., Any]) -> Callable[[], None]:
         return lambda: (loss or default_loss)(function(*args, **kwargs)).backward()
 
-    with preserved(modules):
+    with _unwatched(model), preserved(modules):
         step(model)()
         peak, resident, live = allocated_peak(step(model), modules, batch)
         sides = [step(model)] if call is None else [step(model), step(plain)]
         samples = timed(sides, modules, steps)
+    if call is not None and not call.watch.forwards:
+        raise NoTrainingGraphError(
+            "lowtide.measure",
+            "the model is in evaluation mode, or gradients are turned off, so nothing "
+            "of it ran planned",
+            "Call model.train() first, outside of torch.no_grad()",
+        )
     plan_ = (call.settings.plan or call.plans[-1]) if call else None
     rss = None
     if isinstance(model, nn.Module) and not _on_accelerator(model):

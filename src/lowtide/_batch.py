@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from lowtide import planners
-from lowtide._api import arguments_of, profile, restore_function
+from lowtide._api import arguments_of, modules_of, profile, restore_function
 from lowtide._graph import StepGraph
 from lowtide._meter import allocated_peak, median, preserved, timed
 from lowtide._plan import Plan
@@ -232,7 +231,7 @@ def measure_both(
     model: Any, batch: Any, loss: Loss | None, plan: Plan | None, *, steps: int = 3
 ) -> tuple[Real, Real | None]:
     """Real peak and time as it is and with the plan, the two taking turns."""
-    modules = [model] if isinstance(model, nn.Module) else []
+    modules = modules_of(model)
     plain = restore_function(model)
     calls: list[Callable[..., Any]] = [plain]
     if plan is not None:

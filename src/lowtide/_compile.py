@@ -45,6 +45,9 @@ class Watch:
     `forwards` and `backwards` count the runs of planned graphs, `graphs` the graphs
     that were planned, `unplanned` those without a backward. `around`, if given, is
     called instead of each run, with the piece, the phase, the arguments and the run.
+    `surprises` counts backwards of other outputs than were planned for, `seen_absent`
+    is what the last of them went without, `expected_absent` what to plan for instead of
+    a guess.
     """
 
     forwards: int = 0
@@ -53,6 +56,9 @@ class Watch:
     unplanned: int = 0
     held: dict[int, int] = field(default_factory=dict[int, int])
     around: Around | None = None
+    surprises: int = 0
+    seen_absent: frozenset[int] | None = None
+    expected_absent: frozenset[int] | None = None
 
     @property
     def held_bytes(self) -> int:
@@ -107,13 +113,24 @@ def _compile(
                 f"its partition function is given unknown arguments {sorted(new)}",
                 torch.__version__,
             )
-        piece = read_piece(joint, num_fwd_outputs, kinds=kinds, names=names)
+        piece = read_piece(
+            joint,
+            num_fwd_outputs,
+            kinds=kinds,
+            names=names,
+            absent=watch.expected_absent,
+        )
         pieces.append(piece)
         watch.graphs += 1
         # Tracing runs under fake tensors; to decide, ops may be timed on real ones.
         with _disable_current_modes(), torch.no_grad():
             forward, backward = decide(piece)
-        inputs = [n.name for n in piece.primals] if piece.absent_tangents else []
+        # Another backward may need any input; those that change are not theirs again.
+        inputs = [
+            node.name
+            for place, node in enumerate(piece.primals)
+            if piece.absent_tangents and place not in piece.mutated_inputs
+        ]
         halves = split(piece, forward, backward, also_save=inputs)
         saved = set(halves.saved)
         piece.kept_bytes = sum(
@@ -143,6 +160,8 @@ def _compile(
             absent = _absent(piece, args)
             if absent == piece.absent_tangents:
                 return watch.run(piece, "backward", args, run)
+            watch.surprises += 1
+            watch.seen_absent = absent
             other = others[0].for_absent(absent, piece, args)
             return watch.run(piece, "backward", args, other)
 
@@ -176,9 +195,13 @@ def read_piece(
     *,
     kinds: dict[int, Kind] | None = None,
     names: dict[int, str] | None = None,
+    absent: frozenset[int] | None = None,
 ) -> Piece:
-    """The piece of a joint graph, without the gradients that will not arrive."""
-    absent = guess_absent(joint)
+    """The piece of a joint graph, without the gradients that will not arrive.
+
+    Which these are is guessed where it is not given.
+    """
+    absent = guess_absent(joint) if absent is None else absent
     reduced = without_tangents(joint, absent) if absent else None
     return read_joint(
         reduced if reduced is not None else joint,

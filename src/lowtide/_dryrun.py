@@ -144,26 +144,32 @@ def _fake(value: Any, mode: FakeTensorMode) -> Any:
 
 @contextmanager
 def _faked(modules: Sequence[nn.Module], mode: FakeTensorMode) -> Iterator[None]:
-    """Put fakes in place of the modules' parameters and buffers, then put them back."""
-    undo: list[tuple[dict[str, Any], str, Any]] = []
+    """Put fakes in place of the modules' parameters and buffers, then put them back.
+
+    Whatever the step sets on a module is undone too: it would be made of fakes.
+    """
+    undo: list[tuple[dict[str, Any], dict[str, Any]]] = []
     known: dict[int, Any] = {}
     # Of a model that is fake already, the run leaves gradients in the model itself.
     gradients = [(p, p.grad) for m in modules for p in m.parameters()]
     try:
         for root in modules:
             for module in root.modules():
-                for table in (module._parameters, module._buffers):
+                tables = (module._parameters, module._buffers)
+                undo += [(t, dict(t)) for t in (module.__dict__, *tables)]
+                for table in tables:
                     for name, value in table.items():
                         if value is None or isinstance(value, FakeTensor):
                             continue
                         if id(value) not in known:
                             known[id(value)] = _fake(value, mode)
-                        undo.append((table, name, value))
                         table[name] = known[id(value)]
         yield
     finally:
-        for table, name, value in reversed(undo):
-            table[name] = value
+        for table, before in reversed(undo):
+            for name in table.keys() - before.keys():
+                del table[name]
+            table.update(before)
         for parameter, gradient in gradients:
             parameter.grad = gradient
 

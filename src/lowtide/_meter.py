@@ -179,8 +179,12 @@ def _wait(modules: list[nn.Module]) -> None:
 
 @contextmanager
 def preserved(modules: list[nn.Module]):  # type: ignore[no-untyped-def]
-    """Put gradients, buffers and random numbers back afterwards."""
+    """Put gradients, buffers and random numbers back afterwards.
+
+    Gradients are out of reach meanwhile: a backward would add to them in place.
+    """
     gradients = [(p, p.grad) for m in modules for p in m.parameters()]
+    clear_gradients(modules)
     buffers = [(b, b.detach().clone()) for m in modules for b in m.buffers()]
     state = torch.get_rng_state()
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None

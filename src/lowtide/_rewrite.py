@@ -58,10 +58,10 @@ def split(
     gradients = second.backward(backward_ops, also_save)
     first = _Emitter(piece, replayed)
     outputs = first.forward(forward_ops)
-    saved = [first.value_of_storage(s) for s in second.saved]
+    saved = [first.value_to_save(what) for what in second.saved]
     first.graph.output((*outputs, *saved))
     second.graph.output(tuple(gradients))
-    names = tuple(saved_name(piece, s) for s in second.saved)
+    names = tuple(saved_name(piece, what) for what in second.saved)
     return Halves(first.module(), second.module(), names)
 
 
@@ -71,7 +71,7 @@ def backward_from(
     """Another backward for a forward that saves exactly this."""
     emitter = _Emitter(piece, set())
     gradients = emitter.backward([piece_op(piece, n) for n in backward], saved)
-    missing = [saved_name(piece, s) for s in emitter.saved][len(saved) :]
+    missing = [saved_name(piece, what) for what in emitter.saved][len(saved) :]
     if missing:
         raise CaptureError(
             f"other outputs are differentiated than were planned for, and "
@@ -82,9 +82,16 @@ def backward_from(
     return emitter.module()
 
 
-def saved_name(piece: Piece, storage: int) -> str:
-    """The name under which a storage goes from forward to backward."""
-    found = piece.storages[storage]
+# What goes from forward to backward: a storage by its number, or an input of the piece.
+# Inputs go by themselves, because several may lie in one storage.
+Saved = int | fx.Node
+
+
+def saved_name(piece: Piece, what: Saved) -> str:
+    """The name under which a storage or an input goes from forward to backward."""
+    if isinstance(what, fx.Node):
+        return what.name
+    found = piece.storages[what]
     return found.name if found.base is None else found.base.name
 
 
@@ -96,7 +103,7 @@ class _Emitter:
         self.graph = fx.Graph()
         self.values: dict[fx.Node, fx.Node] = {}
         self.states: dict[int, fx.Node] = {}
-        self.saved: dict[int, fx.Node] = {}
+        self.saved: dict[Saved, fx.Node] = {}
         self.replayed = replayed
         self.first_tangent: fx.Node | None = None
 
@@ -113,7 +120,10 @@ class _Emitter:
             self.first_tangent = self.first_tangent or copy
             if place not in self.piece.absent_tangents:
                 self.values[node] = copy
-        known = {saved_name(self.piece, s): s for s in range(len(self.piece.storages))}
+        known: dict[str, Saved] = {
+            saved_name(self.piece, s): s for s in range(len(self.piece.storages))
+        }
+        known |= {node.name: node for node in self.piece.primals}
         for name in saved:
             self.save(known[name])
         for op in ops:
@@ -143,6 +153,8 @@ class _Emitter:
             made = self.graph.node_copy(node)
         elif node in self.piece.views and not self.is_item_of_op(node):
             made = self.graph.node_copy(node, self.value)
+        elif node.op == "placeholder":
+            made = self.save(node)
         else:
             (storage,) = self.piece.storage_of[node]
             made = self.save(storage)
@@ -157,28 +169,37 @@ class _Emitter:
             and source not in self.piece.views
         )
 
-    def save(self, storage: int) -> fx.Node:
+    def save(self, what: Saved) -> fx.Node:
         """A value that the backward takes from the forward."""
-        if storage not in self.saved:
+        base = self.base_of(what)
+        if base is not None and base.op == "placeholder":
+            what = base
+        if what not in self.saved:
             assert self.first_tangent is not None, (
-                f"{self.piece.storages[storage].name} is not made in the forward"
+                f"{saved_name(self.piece, what)} is not made in the forward"
             )
-            base = self.piece.storages[storage].base
             # A parameter's name is fixed even where fx renames its node, so it must
             # not be the name of any node emitted so far.
-            name = f"saved_{storage}"
+            name = f"saved_{what}"
             with self.graph.inserting_before(self.first_tangent):
-                if base is None:
-                    copy = self.graph.placeholder(name)
-                    copy.meta["val"] = self.fake_state(storage)
-                else:
+                if base is not None:
                     copy = self.placeholder(base, name)
-            self.saved[storage] = copy
-        return self.saved[storage]
+                else:
+                    assert isinstance(what, int)
+                    copy = self.graph.placeholder(name)
+                    copy.meta["val"] = self.fake_state(what)
+            self.saved[what] = copy
+        return self.saved[what]
 
-    def value_of_storage(self, storage: int) -> fx.Node:
-        base = self.piece.storages[storage].base
-        return self.states[storage] if base is None else self.value(base)
+    def base_of(self, what: Saved) -> fx.Node | None:
+        return what if isinstance(what, fx.Node) else self.piece.storages[what].base
+
+    def value_to_save(self, what: Saved) -> fx.Node:
+        base = self.base_of(what)
+        if base is not None:
+            return self.value(base)
+        assert isinstance(what, int)
+        return self.states[what]
 
     def fake_state(self, storage: int) -> torch.Tensor:
         mode = tensors_of(self.piece.primals[0])[0].fake_mode  # type: ignore[attr-defined]

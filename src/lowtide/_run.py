@@ -12,7 +12,9 @@ import logging
 import os
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,10 +34,18 @@ from lowtide._compile import Halves, Watch
 from lowtide._dryrun import compiled, dry_run, explain_failure
 from lowtide._graph import StepGraph, Storage
 from lowtide._plan import Plan
-from lowtide._profile import costs
+from lowtide._profile import costs, state_bytes
 from lowtide._report import report
+from lowtide._schedule import crossing, with_frees
+from lowtide._simulate import simulate
 from lowtide._units import format_bytes, format_percent, to_bytes
-from lowtide.errors import LowtideError, NoTrainingGraphError, PlanMismatchError
+from lowtide.errors import (
+    BudgetTooSmallError,
+    CaptureError,
+    LowtideError,
+    NoTrainingGraphError,
+    PlanMismatchError,
+)
 
 log = logging.getLogger("lowtide.run")
 
@@ -59,8 +69,8 @@ class PlannedCall:
     Args:
         function: What is called.
         settings: The budget and how to plan for it.
-        modules: The modules it runs; the first one's training mode decides whether a
-            call is a training call.
+        modules: The modules it runs; whether one of them that can learn is in
+            training mode decides whether a call is a training call.
     """
 
     def __init__(
@@ -77,6 +87,7 @@ class PlannedCall:
         self.steps: list[StepGraph] = []
         self.watch = Watch()
         self.num_calls = 0
+        self.is_watching = True
         self.before_first: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = (
             None
         )
@@ -86,22 +97,50 @@ class PlannedCall:
         self.num_calls += 1
         if not self.is_training_call():
             return self.function(*args, **kwargs)
-        key = _kind_of_input(args, kwargs, self.has_gradients())
+        self.learn_from_last_step()
+        self.watch.held.clear()
+        key = (self.state_of_modules(), _kind_of_input(args, kwargs))
         call = self.calls.get(key)
-        if call is None:
-            if self.before_first is not None:
-                check, self.before_first = self.before_first, None
-                check(args, kwargs)
-            call, outputs = self.first_call(args, kwargs)
-            self.calls[key] = call
-            return outputs
-        return self.run(call, args, kwargs)
+        if call is not None:
+            try:
+                return self.run(call, args, kwargs)
+            except Unsupported as error:
+                # Something else than the inputs has changed, and breaks the graph.
+                # Nothing has run yet: one graph was compiled, or none.
+                log.info("planning anew: %s", str(error).splitlines()[0])
+        elif self.before_first is not None:
+            self.before_first(args, kwargs)
+            self.before_first = None
+        self.calls[key], outputs = self.first_call(args, kwargs)
+        return outputs
 
     def is_training_call(self) -> bool:
         """Whether a backward may follow."""
         if not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return False
-        return not self.modules or self.modules[0].training
+        learning = [
+            m for m in self.modules if any(p.requires_grad for p in m.parameters())
+        ]
+        return not self.modules or any(m.training for m in learning or self.modules)
+
+    def learn_from_last_step(self) -> None:
+        """Plan anew for the outputs that were differentiated, if a guess was wrong.
+
+        With several graphs it is not known which one the surprise belongs to.
+        """
+        absent, self.watch.seen_absent = self.watch.seen_absent, None
+        if absent is None or self.settings.plan is not None or self.watch.graphs != 1:
+            return
+        log.info("planning anew: other outputs are differentiated than was expected")
+        self.watch.expected_absent = absent
+        self.watch.graphs = 0
+        self.calls.clear()
+
+    def state_of_modules(self) -> Any:
+        """What changes the captured graph besides the inputs."""
+        modes = tuple(m.training for root in self.modules for m in root.modules())
+        learns = tuple(p.requires_grad for m in self.modules for p in m.parameters())
+        return hash((modes, learns, self.has_gradients()))
 
     def has_gradients(self) -> bool:
         """Whether gradients are there already, to be added to."""
@@ -140,8 +179,10 @@ class PlannedCall:
             return
 
         def check(_: torch.Tensor) -> None:
+            if not self.is_watching:
+                return
             handle.remove()
-            if self.num_calls == 0:
+            if self.num_calls == 0 and model._compiled_call_impl is self:
                 raise NoTrainingGraphError(
                     f"lowtide.optimize({type(model).__name__})",
                     "a gradient was computed, but the model itself was never called: "
@@ -172,30 +213,40 @@ class PlannedCall:
             cause = "nothing in the captured graph requires a gradient"
         return NoTrainingGraphError(f"lowtide.optimize({_name(self.function)})", cause)
 
+    @contextmanager
+    def unwatched(self) -> Iterator[None]:
+        """Gradients that come in this block are lowtide's own doing, no bypass."""
+        before, self.is_watching = self.is_watching, False
+        try:
+            yield
+        finally:
+            self.is_watching = before
+
     # Deciding.
 
     def decide_alone(self, piece: Piece) -> Halves:
         """The order of a piece that is the whole step."""
         if self.settings.plan is not None:
             return halves_of(self.settings.plan, piece)
-        step = surrounded(step_of(piece), self.modules, self.settings.optimizer)
-        step = self.with_reserve(
-            costed(step, [piece], cache=self.settings.cache), piece
-        )
-        return halves_of(self.plan(step), piece)
+        return halves_of(self.plan(self.step_of_piece(piece)), piece)
 
     def decide_together(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Callable[[Piece], Halves]:
         """How to run each of several pieces under one budget."""
         if self.settings.plan is not None:
-            given = self.settings.plan
-            return lambda piece: halves_of(given, piece)
+            return self.decide_by(self.settings.plan)
         try:
             recording = dry_run(
                 self.function, args, kwargs, modules=self.modules, loss=default_loss
             )
+            if recording.most_visits > 1:
+                return self.decide_shares(recording)
             plan = self.plan(self.step_of_recording(recording))
+        except CaptureError as error:
+            # No loss was found in what the model returns; the real one will come.
+            log.info("no dry run: %s", error)
+            return self.decide_next
         except LowtideError:
             raise
         except Exception as error:
@@ -203,7 +254,83 @@ class PlannedCall:
             # planned when it arrives, against what the ones before it hold.
             log.info("no dry run: %s", str(error).splitlines()[0])
             return self.decide_next
-        return lambda piece: halves_of(plan, piece)
+        return self.decide_by(plan)
+
+    def decide_by(self, plan: Plan) -> Callable[[Piece], Halves]:
+        """How the plan runs each piece as it arrives; equal ones arrive in order."""
+        arrived: Counter[str] = Counter()
+
+        def decide(piece: Piece) -> Halves:
+            fingerprint = step_of(piece).fingerprint
+            arrived[fingerprint] += 1
+            try:
+                return halves_of(plan, piece, arrived[fingerprint] - 1)
+            except PlanMismatchError as error:
+                if self.settings.plan is not None:
+                    raise
+                log.info("a graph that was not foreseen: %s", error)
+                return self.decide_next(piece)
+
+        return decide
+
+    def decide_shares(self, recording: Recording) -> Callable[[Piece], Halves]:
+        """Each piece alone, where one compiled piece runs several times in a step.
+
+        All its runs share one order of ops, so every piece gets the same part of its
+        own range, the largest at which all runs together stay within the budget.
+        """
+        pieces, visits = recording.pieces, recording.visits
+        steps = [self.step_of_piece(p, is_last=p is pieces[-1]) for p in pieces]
+        times = [visits[id(p)] for p in pieces]
+        baseline = _together(steps, [step.baseline for step in steps], times)
+        budget_bytes = to_bytes(self.settings.budget, baseline_bytes=baseline)
+        load = planners.load(self.settings.planner)
+
+        def plans_at(part: float) -> list[Plan]:
+            return [
+                load.plan(
+                    step,
+                    int(_between(step.floor_bytes, step.baseline_peak_bytes, part)),
+                    time_limit=self.settings.time_limit / 8,
+                )
+                for step in steps
+            ]
+
+        def peak_of(plans: Sequence[Plan]) -> int:
+            return _together(steps, [plan.ops for plan in plans], times)
+
+        low, high = 0.0, 1.0
+        best = plans_at(high)
+        if peak_of(best) > budget_bytes:
+            best = plans_at(low)
+            if peak_of(best) > budget_bytes:
+                raise BudgetTooSmallError(
+                    budget_bytes,
+                    peak_of(best),
+                    f"graphs that run {max(times)} times in a step",
+                )
+            for _ in range(6):
+                middle = _between(low, high, 0.5)
+                plans = plans_at(middle)
+                if peak_of(plans) <= budget_bytes:
+                    low, best = middle, plans
+                else:
+                    high = middle
+        self.plans += best
+        self.steps += steps
+        known = {plan.pieces[0][0]: plan for plan in best}
+
+        def decide(piece: Piece) -> Halves:
+            plan = known.get(step_of(piece).fingerprint)
+            return self.decide_next(piece) if plan is None else halves_of(plan, piece)
+
+        return decide
+
+    def step_of_piece(self, piece: Piece, *, is_last: bool = True) -> StepGraph:
+        """The step of one piece. Behind the last of them, a loss may need room."""
+        step = surrounded(step_of(piece), self.modules, self.settings.optimizer)
+        step = costed(step, [piece], cache=self.settings.cache)
+        return self.with_reserve(step, piece) if is_last else step
 
     def decide_next(self, piece: Piece) -> Halves:
         """The order of a piece that is not the whole step, as it arrives.
@@ -211,12 +338,12 @@ class PlannedCall:
         It is planned in what the graphs before it leave while they wait for their
         backwards. What comes after it is not known yet.
         """
-        step = surrounded(step_of(piece), self.modules, self.settings.optimizer)
-        step = self.with_reserve(
-            costed(step, [piece], cache=self.settings.cache), piece
+        step = self.step_of_piece(piece)
+        held = self.watch.held_bytes
+        budget_bytes = to_bytes(
+            self.settings.budget, baseline_bytes=step.baseline_peak_bytes + held
         )
-        plan = self.plan(step, spent_bytes=self.watch.held_bytes)
-        return halves_of(plan, piece)
+        return halves_of(self.plan(step, limit_bytes=budget_bytes - held), piece)
 
     def step_of_recording(self, recording: Recording) -> StepGraph:
         step = surrounded(compose(recording), self.modules, self.settings.optimizer)
@@ -241,14 +368,16 @@ class PlannedCall:
         ops = (*step.ops[: turn.id], turn, *step.ops[turn.id + 1 :])
         return replace(step, ops=ops)
 
-    def plan(self, step: StepGraph, *, spent_bytes: int = 0) -> Plan:
-        """The plan for a step, remembered for whoever asks."""
-        budget_bytes = to_bytes(
-            self.settings.budget, baseline_bytes=step.baseline_peak_bytes
-        )
+    def plan(self, step: StepGraph, *, limit_bytes: int | None = None) -> Plan:
+        """The plan for a step within the budget, or this limit; it is remembered."""
+        budget_bytes = limit_bytes
+        if budget_bytes is None:
+            budget_bytes = to_bytes(
+                self.settings.budget, baseline_bytes=step.baseline_peak_bytes
+            )
         started = time.perf_counter()
         plan = planners.load(self.settings.planner).plan(
-            step, budget_bytes - spent_bytes, time_limit=self.settings.time_limit
+            step, budget_bytes, time_limit=self.settings.time_limit
         )
         log.info(
             "plan: %s fits %s (peak %s, %s time) in %.1f s",
@@ -262,6 +391,29 @@ class PlannedCall:
         self.steps.append(step)
         _report_if_asked(step, plan)
         return plan
+
+
+def _between(low: float, high: float, part: float) -> float:
+    return low + part * (high - low)
+
+
+def _together(
+    steps: Sequence[StepGraph], sequences: Sequence[Sequence[int]], times: Sequence[int]
+) -> int:
+    """Most bytes of a step in which every piece runs so many times.
+
+    Each run holds from its forward to its backward what is alive at its turn; beside
+    all that is held, one run at a time needs more.
+    """
+    resident = max(step.resident_bytes for step in steps)
+    held = more = 0
+    for step, sequence, number in zip(steps, sequences, times, strict=True):
+        schedule = with_frees(step, sequence)
+        peak = simulate(step, schedule).peak_bytes - step.resident_bytes
+        at_turn = sum(step.sizes[s] for s in crossing(step, sequence))
+        held += number * at_turn
+        more = max(more, peak - at_turn)
+    return resident + held + more
 
 
 def _report_if_asked(step: StepGraph, plan: Plan) -> None:
@@ -325,8 +477,11 @@ def local_number(step: StepGraph, number: int) -> int:
     raise AssertionError(f"op {number} belongs to no piece")
 
 
-def halves_of(plan: Plan, piece: Piece) -> Halves:
-    """What a plan says about one piece: the ops of its forward and its backward."""
+def halves_of(plan: Plan, piece: Piece, place: int = 0) -> Halves:
+    """What a plan says about one piece: the ops of its forward and its backward.
+
+    Of several pieces with the same fingerprint, `place` says which one it is.
+    """
     wanted = step_of(piece).fingerprint
     rows = [row for row in plan.pieces if row[0] == wanted]
     if not rows:
@@ -334,7 +489,7 @@ def halves_of(plan: Plan, piece: Piece) -> Halves:
         raise PlanMismatchError(
             known, wanted, f"the graph that arrived has {len(piece.ops)} ops"
         )
-    _, forward, forward_end, backward, backward_end = rows[0]
+    _, forward, forward_end, backward, backward_end = rows[place % len(rows)]
     num_forward = forward_end - forward
     halves: tuple[list[int], list[int]] = ([], [])
     turned = False
@@ -364,7 +519,7 @@ def surrounded(
     """The step with what else stays in memory: other parameters, optimizer state."""
     here = sum(s.nbytes for s in step.storages if s.kind in ("parameter", "buffer"))
     elsewhere = max(0, _state_bytes(modules) - here)
-    kept = _optimizer_bytes(optimizer) if optimizer is not None else 0
+    kept = state_bytes(optimizer) if optimizer is not None else 0
     gradients = sum(
         p.grad.untyped_storage().nbytes()
         for m in modules
@@ -395,24 +550,6 @@ def _state_bytes(modules: Sequence[nn.Module]) -> int:
     return sum(storages.values())
 
 
-def _optimizer_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """Bytes of optimizer state: what is there, or what its first step will make."""
-    present = [
-        v
-        for state in optimizer.state.values()
-        for v in state.values()
-        if isinstance(v, torch.Tensor)
-    ]
-    if present:
-        return sum(v.untyped_storage().nbytes() for v in present)
-    total = 0
-    for group in optimizer.param_groups:
-        copies = 2 if "betas" in group else 1 if group.get("momentum") else 0
-        copies += 1 if group.get("amsgrad") else 0
-        total += copies * sum(p.untyped_storage().nbytes() for p in group["params"])
-    return total
-
-
 def default_loss(output: Any) -> torch.Tensor:
     """`output.loss`, the output if it is one number, or the sum of its floats."""
     found = getattr(output, "loss", None)
@@ -434,13 +571,15 @@ def default_loss(output: Any) -> torch.Tensor:
     return total
 
 
-def _kind_of_input(args: Any, kwargs: Any, has_gradients: bool) -> Any:
+def _kind_of_input(args: Any, kwargs: Any) -> Any:
     leaves, structure = pytree.tree_flatten((args, kwargs))
-    kinds: list[Any] = [has_gradients, structure]
+    kinds: list[Any] = [structure]
     for value in leaves:
         if isinstance(value, torch.Tensor):
             kinds.append((value.shape, value.stride(), value.dtype, value.device))
             kinds.append(value.requires_grad)
+        elif isinstance(value, bool | None):
+            kinds.append(value)
     return tuple(kinds)
 
 

@@ -76,13 +76,32 @@ def numbers_of(step: Callable[[], torch.Tensor], modules: list[nn.Module]) -> Nu
     return Numbers(
         loss=_copy(loss),
         gradients={
-            name: None if p.grad is None else _copy(p.grad)
-            for m in modules
+            f"{prefix}{name}": None if p.grad is None else _copy(p.grad)
+            for prefix, m in _named(modules)
             for name, p in m.named_parameters()
         },
-        buffers={name: _copy(b) for m in modules for name, b in m.named_buffers()},
-        generator=torch.get_rng_state(),
+        buffers={
+            f"{prefix}{name}": _copy(b)
+            for prefix, m in _named(modules)
+            for name, b in m.named_buffers()
+        },
+        generator=_generators(),
     )
+
+
+def _named(modules: list[nn.Module]) -> list[tuple[str, nn.Module]]:
+    """Each module with what to put before its names; one alone needs nothing."""
+    if len(modules) == 1:
+        return [("", modules[0])]
+    return [(f"{type(m).__name__.lower()}{i}.", m) for i, m in enumerate(modules)]
+
+
+def _generators() -> torch.Tensor:
+    """The states of all generators, one after the other."""
+    states = [torch.get_rng_state()]
+    if torch.cuda.is_available():
+        states += torch.cuda.get_rng_state_all()
+    return torch.cat(states)
 
 
 def compare(

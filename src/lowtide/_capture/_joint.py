@@ -163,6 +163,7 @@ class _Reader:
             absent_tangents=absent_tangents,
         )
         self.ids: dict[int, int] = {}
+        self.changed: set[int] = set()
 
     def read(self) -> Piece:
         for node in self.piece.joint.graph.nodes:
@@ -301,6 +302,7 @@ class _Reader:
         changed: set[int] = set()
         for position in piece.mutated_inputs:
             changed.update(piece.storage_of[piece.primals[position]])
+        self.changed = changed
         for op in piece.ops:
             if op.once or changed.isdisjoint(op.reads):
                 continue
@@ -336,11 +338,18 @@ class _Reader:
         ops: list[PieceOp] = []
         for op in self.piece.ops:
             ops.append(op)
-            if op.once == RANDOM and op.node.kwargs.get("generator") is None:
-                ops.append(self.replay(op))
+            if op.once == RANDOM:
+                if self.can_replay(op):
+                    ops.append(self.replay(op))
             elif op.node.target is _BATCH_NORM and op.node.args[5] is True:
                 ops.append(self.batch_norm_again(op))
         self.piece.ops = ops
+
+    def can_replay(self, op: PieceOp) -> bool:
+        """Whether it draws from torch's generator, and from nothing that changes."""
+        return op.node.kwargs.get("generator") is None and self.changed.isdisjoint(
+            op.reads
+        )
 
     def replay(self, op: PieceOp) -> PieceOp:
         device = tensors_of(op.node)[0].device.type

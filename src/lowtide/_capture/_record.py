@@ -10,6 +10,7 @@ needs.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -45,6 +46,13 @@ class Visit:
     inputs: list[Any]
     outputs: list[Any]
 
+    @property
+    def handed(self) -> list[Any]:
+        """What came from outside: a forward's inputs, a backward's tangents."""
+        if self.phase == "forward":
+            return self.inputs
+        return self.inputs[len(self.inputs) - len(self.piece.tangents) :]
+
 
 @dataclass
 class Recording:
@@ -58,6 +66,20 @@ class Recording:
         """The pieces in the order of their forwards."""
         found = [e.piece for e in self.events if isinstance(e, Visit)]
         return list({id(p): p for p in found}.values())
+
+    @property
+    def visits(self) -> Counter[int]:
+        """How often each piece's forward ran, by its id."""
+        return Counter(
+            id(e.piece)
+            for e in self.events
+            if isinstance(e, Visit) and e.phase == "forward"
+        )
+
+    @property
+    def most_visits(self) -> int:
+        """How often the piece that ran most often ran."""
+        return max(self.visits.values(), default=0)
 
 
 class Recorder(TorchDispatchMode):
@@ -248,12 +270,13 @@ class _Composer:
                 assert isinstance(following, Visit)
                 self.outside(event, following, later[place])
         outputs = [self.maps[i][s] for i, p in enumerate(self.parts) for s in p.outputs]
-        # What one piece hands to another is held by neither to the end.
+        # What one piece hands to another is held by neither to the end. What a
+        # backward takes from its own forward may well be in the caller's hands.
         handed_on = {
             self.by_key[k]
             for event in stretches
             if isinstance(event, Visit)
-            for v in event.inputs
+            for v in event.handed
             if (k := self.key_of(v)) in self.by_key
         }
         held = tuple(

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 aten = torch.ops.aten
 
@@ -64,15 +65,69 @@ _ADD = aten.add.Tensor
 def guess_absent(joint: fx.GraphModule) -> frozenset[int]:
     """Places of the tangents that a training step usually does not provide.
 
-    Where exactly one differentiable output is a single number, it is taken for the loss
-    and everything else for values that are only looked at.
+    Where exactly one differentiable output is a single number, and it is computed from
+    the others, it is taken for the loss and the others for values that are only looked
+    at. An output that the number does not depend on is returned to be used.
     """
     tangents = _tangents(joint)
     sizes = [n.meta["val"].numel() for n in tangents]
     losses = [i for i, size in enumerate(sizes) if size == 1]
     if len(losses) != 1:
         return frozenset()
-    return frozenset(i for i in range(len(tangents)) if i not in losses)
+    (loss,) = losses
+    outputs = _differentiated(joint)
+    if len(outputs) != len(tangents):
+        return frozenset()
+    below = _ancestors(outputs[loss])
+    others = [i for i in range(len(tangents)) if i != loss]
+    if any(below.isdisjoint(_same_values(outputs[i])) for i in others):
+        return frozenset()
+    return frozenset(others)
+
+
+def _differentiated(joint: fx.GraphModule) -> list[fx.Node]:
+    """The forward's outputs that have a tangent, in the order of the tangents."""
+    (output,) = joint.graph.find_nodes(op="output")
+    flat = pytree.tree_leaves(output.args[0], is_leaf=lambda x: x is None)
+    descriptions = output.meta.get("desc") or [None] * len(flat)
+    named = dict(zip(descriptions, flat, strict=True))
+    found: list[fx.Node] = []
+    for tangent in _tangents(joint):
+        description = getattr(tangent.meta.get("desc"), "output", None)
+        node = named.get(description)
+        if isinstance(node, fx.Node):
+            found.append(node)
+    return found
+
+
+def _ancestors(node: fx.Node) -> set[fx.Node]:
+    seen: set[fx.Node] = set()
+    stack = [node]
+    while stack:
+        for source in stack.pop().all_input_nodes:
+            if source not in seen:
+                seen.add(source)
+                stack.append(source)
+    return seen
+
+
+def _same_values(node: fx.Node) -> set[fx.Node]:
+    """The node and what it is only a view of."""
+    found = {node}
+    storage = _storage(node)
+    while storage is not None and node.op == "call_function" and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+        if _storage(node) != storage:
+            break
+        found.add(node)
+    return found
+
+
+def _storage(node: fx.Node) -> int | None:
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        return None
+    return int(value.untyped_storage()._cdata)
 
 
 def without_tangents(

@@ -11,4 +11,5 @@ from lowtide._profile._devices import available_devices as available_devices
 from lowtide._profile._devices import find_device as find_device
 from lowtide._profile._ledger import LedgerTimeline as LedgerTimeline
 from lowtide._profile._ledger import ledger as ledger
+from lowtide._profile._optimizer import state_bytes as state_bytes
 from lowtide._profile._optimizer import with_optimizer as with_optimizer

@@ -86,6 +86,20 @@ class _Update:
     alive: list[Any] = field(default_factory=list)
 
 
+def state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Bytes of optimizer state: what is there, or what its first step will make.
+
+    An optimizer whose step needs a closure is taken as it is.
+    """
+    present = {_key(v): v for v in _tensors(list(optimizer.state.values()))}
+    if not present:
+        try:
+            present = {k: v for k, (_, v) in _watch(optimizer).state.items()}
+        except InvalidArgumentError:
+            return 0
+    return sum(v.untyped_storage().nbytes() for v in present.values())
+
+
 def _watch(optimizer: torch.optim.Optimizer) -> _Update:
     mode = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
     double, parameters = _double(optimizer, mode)
