@@ -1,12 +1,13 @@
-"""`auto` against the proven optimum, on steps small enough to be solved.
+"""`auto` against the optimum, on steps small enough to try everything.
 
     python benchmarks/exact.py
 
-On steps of at most 60 ops `auto` looks for the optimum itself. Here its exact part runs
-alone and to the end, and the rest of the search runs without it, as it does on large
-steps: the difference is what the heuristics lose. Steps are chains, residual and dense
-networks, U-Nets, transformers and random graphs; budgets lie between the floor and the
-unplanned peak. Results go to `benchmarks/results/exact.json`.
+The optimum is found by an oracle that tries every schedule and shares no code with the
+planners (the one of the tests), on random steps of 7 to 12 ops, a byte below the floor,
+at it, half-way to the unplanned peak, and a byte below that. On steps of at most 60 ops
+`auto` looks for the optimum itself; the second column runs its search without that
+part, as on large steps, to show what the heuristics lose. Results go to
+`benchmarks/results/exact.json`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,92 +23,52 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from lowtide._graph import StepGraph
 from lowtide.errors import BudgetTooSmallError
 from lowtide.planners.auto import _search
-from lowtide.planners.auto._effort import Effort
-from lowtide.planners.auto._exact import ExactSearch
-from lowtide.planners.auto._problem import Problem
-from tests import graphs
+from tests.unit.test_auto_exact import INFINITE, least_seconds, small_step
 
 RESULTS = Path(__file__).parent / "results" / "exact.json"
-SHARES = (0.3, 0.5, 0.8)
-MOST_STATES = 60_000
-SEARCH_SECONDS = 2.0
+SEEDS = range(150)
+EXACT_OPS = _search.EXACT_OPS
 
 
-def steps() -> Iterator[tuple[str, StepGraph]]:
-    """The steps, with a name each."""
-    for n in (4, 6, 8, 10):
-        yield f"chain {n}", graphs.chain(n)
-    for n in (2, 3):
-        yield f"residual {n}", graphs.residual(n)
-        yield f"dense {n}", graphs.dense(n)
-        yield f"unet {n}", graphs.unet(n)
-    yield "transformer 1", graphs.transformer(1, tokens=16, width=8)
-    for seed in range(12):
-        yield f"random {seed}", graphs.random_dag(seed, 6 + seed % 5)
-
-
-def optimum(step: StepGraph, budget: int) -> tuple[float | None, bool]:
-    """Least seconds, and whether the search came to its end."""
-    problem = Problem(step)
-    exact = ExactSearch(problem, float(budget))
-    found = exact.run(Effort(problem, 60.0), most_states=MOST_STATES)
-    if found.sequence is None:
-        return None, not found.is_feasible
-    return sum(problem.seconds[i] for i in found.sequence), True
-
-
-def heuristic(step: StepGraph, budget: int) -> float | None:
-    """Seconds of the plan found without the exact part."""
+def planned(step: StepGraph, budget: int, exact_ops: int) -> float:
+    """Seconds of the plan, or infinity if none was found."""
     for key in (_search._KNOWN, _search._LOWEST):
         step.__dict__.pop(key, None)
+    _search.EXACT_OPS = exact_ops
     try:
-        return _search.Search(step, SEARCH_SECONDS).fastest(budget).seconds
+        return _search.Search(step, 1.0).fastest(budget).seconds
     except BudgetTooSmallError:
-        return None
+        return INFINITE
 
 
 def main() -> None:
     """Compare on every step and budget."""
     rows: list[dict[str, Any]] = []
     begun = time.perf_counter()
-    _search.EXACT_OPS = 0
-    for name, step in steps():
-        floor, peak = step.resident_bytes, step.baseline_peak_bytes
-        for share in SHARES:
-            budget = floor + int(share * (peak - floor))
-            best, is_ended = optimum(step, budget)
-            found = heuristic(step, budget)
-            rows.append(
-                {
-                    "step": name,
-                    "ops": len(step.ops),
-                    "share": share,
-                    "is_solved": is_ended,
-                    "optimum": best,
-                    "heuristic": found,
-                }
-            )
-    solved = [r for r in rows if r["is_solved"]]
-    infeasible = [r for r in solved if r["optimum"] is None]
-    feasible = [r for r in solved if r["optimum"] is not None]
-    missed = [r for r in feasible if r["heuristic"] is None]
-    gaps = [
-        r["heuristic"] / r["optimum"] - 1
-        for r in feasible
-        if r["heuristic"] is not None
-    ]
-    print(
-        f"{len(rows)} steps and budgets, {len(solved)} solved to the end, of these "
-        f"{len(infeasible)} proven impossible\n"
-        f"heuristics alone: equal to the optimum on {sum(g < 1e-9 for g in gaps)} of "
-        f"{len(feasible)}, within 1 % on {sum(g <= 0.01 for g in gaps)}, worst "
-        f"{max(gaps):.2%}, no plan on {len(missed)}\n"
-        f"{time.perf_counter() - begun:.0f} s"
-    )
-    for r in feasible:
-        if r["heuristic"] is None or r["heuristic"] / r["optimum"] > 1.01:
-            print(f"  {r}")
-    RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
+    for seed in SEEDS:
+        step = small_step(seed)
+        peak, low = step.baseline_peak_bytes, step.floor_bytes
+        for budget in sorted({low - 1, low, (low + peak) // 2, peak - 1}):
+            best = least_seconds(step, budget)
+            row = {"seed": seed, "ops": len(step.ops), "budget_bytes": budget}
+            row["optimum"] = best
+            row["auto"] = planned(step, budget, EXACT_OPS)
+            row["heuristics"] = planned(step, budget, 0)
+            rows.append(row)
+    possible = [r for r in rows if r["optimum"] < INFINITE]
+    print(f"{len(rows)} steps and budgets, {len(possible)} of them possible")
+    for column in ("auto", "heuristics"):
+        wrong = [r for r in rows if r[column] < r["optimum"] * (1 - 1e-9)]
+        gaps = [r[column] / r["optimum"] - 1 for r in possible]
+        found = [g for g in gaps if g < INFINITE]
+        print(
+            f"{column:10}: equal on {sum(g < 1e-9 for g in gaps)}, within 1 % on "
+            f"{sum(g <= 0.01 for g in gaps)}, worst {max(found):.2%}, no plan on "
+            f"{len(gaps) - len(found)}, below the optimum {len(wrong)}"
+        )
+    print(f"{time.perf_counter() - begun:.0f} s")
+    text = json.dumps(rows, indent=1).replace("Infinity", "null")
+    RESULTS.write_text(text + "\n")
 
 
 if __name__ == "__main__":

@@ -40,6 +40,9 @@ SMALL_OPS = 150
 WORTH_ASKING = 0.01
 HARDLY_WORTH_ASKING = 0.002
 _SECONDS_UNITS = 2000.0
+# These are asked even when the effort is over: nobody should find a better plan with
+# less search.
+_QUICK_UNITS = 500.0
 
 
 def other_plans(
@@ -56,7 +59,7 @@ def other_plans(
         if name == "auto" or count > most:
             continue
         if count > SMALL_OPS:
-            if effort.is_over() or gap < HARDLY_WORTH_ASKING:
+            if gap < HARDLY_WORTH_ASKING or (effort.is_over() and units > _QUICK_UNITS):
                 continue
             if budget_bytes is None and name in _NEVER_LOWEST:
                 continue
