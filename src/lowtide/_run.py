@@ -43,6 +43,7 @@ from lowtide.errors import (
     BudgetTooSmallError,
     CaptureError,
     LowtideError,
+    LowtideWarning,
     NoTrainingGraphError,
     PlanMismatchError,
 )
@@ -432,7 +433,8 @@ def _report_if_asked(step: StepGraph, plan: Plan) -> None:
     try:
         report(step, plan).save(path)
     except LowtideError as error:
-        warnings.warn(f"LOWTIDE_REPORT={asked}: {error}", stacklevel=2)
+        text = f"LOWTIDE_REPORT={asked}: {error}"
+        warnings.warn(text, LowtideWarning, stacklevel=2)
     else:
         log.info("report written to %s", path)
 

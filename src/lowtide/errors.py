@@ -185,24 +185,6 @@ class PlanMismatchError(LowtideError, ValueError):
         )
 
 
-class ImpureRecomputeError(LowtideError, ValueError):
-    """A schedule runs an op again that may run only once.
-
-    Args:
-        op: The op.
-        reason: Why it may run only once: random, mutating, reading what was mutated,
-            collective.
-    """
-
-    def __init__(self, op: str, reason: str) -> None:
-        self.op = op
-        self.reason = reason
-        super().__init__(
-            f"the plan recomputes op {op}, which may run only once per step "
-            f"({reason}). Keep its outputs."
-        )
-
-
 class InvalidScheduleError(LowtideError, ValueError):
     """A schedule that cannot be executed, with the first item that breaks it.
 
@@ -360,69 +342,4 @@ class TargetError(LowtideError, RuntimeError):
 
 
 class LowtideWarning(UserWarning):
-    """The base of every warning lowtide gives."""
-
-
-class PlanStaleWarning(LowtideWarning):
-    """Shapes changed or the graph was recompiled, so the old plan is not used.
-
-    Args:
-        old: What the plan was made for, e.g. the shapes.
-        new: What arrived.
-        consequence: What lowtide did: planned again, or ran unplanned.
-    """
-
-    def __init__(self, old: str, new: str, consequence: str) -> None:
-        self.old = old
-        self.new = new
-        self.consequence = consequence
-        super().__init__(
-            f"the plan was made for {old}, but the step now has {new}: "
-            f"{_sentence(consequence)} Keep shapes fixed (pad, drop the last batch) to "
-            "reuse one plan."
-        )
-
-
-class BudgetExceededWarning(LowtideWarning):
-    """A step's measured peak is above its budget.
-
-    Args:
-        measured_bytes: The peak that was measured.
-        budget_bytes: The budget.
-        predicted_bytes: The peak the plan promised.
-        report: The path of the report, if one was written.
-    """
-
-    def __init__(
-        self,
-        measured_bytes: int,
-        budget_bytes: int,
-        predicted_bytes: int,
-        report: str = "",
-    ) -> None:
-        self.measured_bytes = measured_bytes
-        self.budget_bytes = budget_bytes
-        self.predicted_bytes = predicted_bytes
-        self.report = report
-        measured, budget = _told_apart(measured_bytes, budget_bytes)
-        see = f" See {report}." if report else ""
-        super().__init__(
-            f"the step peaked at {measured}, above its budget of {budget} (predicted "
-            f"{format_bytes(predicted_bytes)}).{see} Look for tensors made outside "
-            "the planned model, or lower the budget by the difference of "
-            f"{format_bytes(measured_bytes - budget_bytes)}."
-        )
-
-
-def _sentence(text: str) -> str:
-    """Returns the text with a full stop, or nothing for nothing."""
-    text = text.strip()
-    return text if not text or text[-1] in ".!?" else text + "."
-
-
-def _told_apart(first_bytes: int, second_bytes: int) -> tuple[str, str]:
-    """Returns both sizes, with exact bytes where rounding would make them equal."""
-    first, second = format_bytes(first_bytes), format_bytes(second_bytes)
-    if first == second and first_bytes != second_bytes:
-        return f"{first} ({first_bytes} bytes)", f"{second} ({second_bytes} bytes)"
-    return first, second
+    """Something that does not stop lowtide, and that one should know."""

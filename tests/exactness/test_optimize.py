@@ -16,6 +16,7 @@ from lowtide.errors import (
     BudgetTooSmallError,
     CaptureError,
     InvalidArgumentError,
+    LowtideWarning,
     NoTrainingGraphError,
     PlanMismatchError,
     UnsupportedTorchError,
@@ -151,7 +152,7 @@ def test_a_report_that_cannot_be_written_does_not_stop_training(
 ) -> None:
     monkeypatch.setenv("LOWTIDE_REPORT", str(tmp_path / "nowhere" / "tide.html"))
     lowtide.optimize(net, budget="1 GiB", planner="keep_all")
-    with pytest.warns(UserWarning, match="LOWTIDE_REPORT"):
+    with pytest.warns(LowtideWarning, match="LOWTIDE_REPORT"):
         net(batch).sum().backward()
 
 

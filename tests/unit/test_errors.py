@@ -1,6 +1,5 @@
 import copy
 import pickle
-import warnings
 
 import pytest
 
@@ -72,11 +71,6 @@ EXAMPLES = [
             "First difference: op 17: add against mul.",
             "plan again with lowtide.plan",
         ],
-    ),
-    (
-        errors.ImpureRecomputeError("bernoulli", "random"),
-        ValueError,
-        ["recomputes op bernoulli", "only once per step (random)", "Keep its outputs"],
     ),
     (
         errors.InvalidScheduleError(4, "storage 7 is not alive", "Run(3)"),
@@ -207,16 +201,3 @@ def test_optional_parts_may_be_left_out():
     assert "this torch" in str(errors.UnsupportedTorchError("too new"))
     assert "requires a gradient" in str(errors.NoTrainingGraphError("optimize(m)"))
     assert "item 2:" in str(errors.InvalidScheduleError(2, "output never made"))
-
-
-def test_warnings_name_the_numbers_and_the_consequence():
-    stale = errors.PlanStaleWarning("batch 8", "batch 5", "it was planned again")
-    assert str(stale).startswith(
-        "the plan was made for batch 8, but the step now has batch 5: it was planned"
-    )
-    over = errors.BudgetExceededWarning(3 * GIB, 2 * GIB, GIB, "run.html")
-    for word in ("3.00 GiB", "2.00 GiB", "predicted 1.00 GiB", "run.html"):
-        assert word in str(over)
-    assert str(over).endswith("by the difference of 1.00 GiB.")
-    with pytest.warns(errors.LowtideWarning, match="Keep shapes fixed"):
-        warnings.warn(stale, stacklevel=2)

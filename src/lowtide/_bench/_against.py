@@ -43,6 +43,7 @@ class Row:
     activation_peak_bytes: int = 0
     seconds: float = 0.0
     time_ratio: float = 0.0
+    is_loss_equal: bool = True
     num_gradients: int = 0
     num_wrong_gradients: int = 0
     largest_difference: float = 0.0
@@ -58,7 +59,7 @@ class Row:
     def is_exact(self) -> bool:
         """Whether everything the step computes is what eager computes."""
         wrong = self.num_wrong_gradients + self.num_wrong_buffers
-        return not wrong and self.is_random_state_equal
+        return not wrong and self.is_loss_equal and self.is_random_state_equal
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -134,6 +135,7 @@ def compare_methods(
 def _with_differences(row: Row, expected: Numbers, found: Numbers) -> Row:
     return replace(
         row,
+        is_loss_equal=same_bits(expected.loss, found.loss),
         num_gradients=len(expected.gradients),
         num_wrong_gradients=_num_wrong(expected.gradients, found.gradients),
         largest_difference=_largest_difference(expected.gradients, found.gradients),

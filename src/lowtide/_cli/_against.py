@@ -116,7 +116,7 @@ def _own_rows(
 
     for budget in wanted:
         if budget != THEIRS:
-            word = "".join(c for c in str(budget) if c.isalnum())
+            word = str(budget).replace("%", "").replace(" ", "")
             limit = step.floor_bytes if budget == FLOOR else budget
             yield Row(f"lowtide_{word}", f"lowtide {budget}"), limit
             continue
@@ -188,6 +188,7 @@ def _with_peak_of(row: Row, measured: Row) -> Row:
             for name in (
                 "seconds",
                 "time_ratio",
+                "is_loss_equal",
                 "num_gradients",
                 "num_wrong_gradients",
                 "largest_difference",
@@ -268,7 +269,7 @@ def _table_row(row: dict[str, Any], base: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _numbers(row: dict[str, Any]) -> str:
-    wrong = []
+    wrong = [] if row["is_loss_equal"] else ["loss"]
     if row["num_wrong_gradients"]:
         wrong.append(
             f"{row['num_wrong_gradients']} of {row['num_gradients']} gradients (by "
