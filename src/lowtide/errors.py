@@ -343,3 +343,17 @@ class TargetError(LowtideError, RuntimeError):
 
 class LowtideWarning(UserWarning):
     """Something that does not stop lowtide, and that one should know."""
+
+
+def _sentence(text: str) -> str:
+    """Returns the text with a full stop, or nothing for nothing."""
+    text = text.strip()
+    return text if not text or text[-1] in ".!?" else text + "."
+
+
+def _told_apart(first_bytes: int, second_bytes: int) -> tuple[str, str]:
+    """Returns both sizes, with exact bytes where rounding would make them equal."""
+    first, second = format_bytes(first_bytes), format_bytes(second_bytes)
+    if first == second and first_bytes != second_bytes:
+        return f"{first} ({first_bytes} bytes)", f"{second} ({second_bytes} bytes)"
+    return first, second
