@@ -4,6 +4,7 @@ mkdocs calls the functions named `on_...` while it builds:
 
 * each planner has a page, made of its module docstring, and a row in the list of them;
 * each verb of the command line shows the help it prints;
+* the figures are read from the files that the benchmarks wrote;
 * the changelog is the project's.
 
 So a new planner or option is documented by its own file alone.
@@ -12,6 +13,7 @@ So a new planner or option is documented by its own file alone.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,6 +26,10 @@ from mkdocs.structure.files import File
 from lowtide import planners
 from lowtide.cli import app
 
+# Hooks are loaded by their path, not as a package.
+sys.path.insert(0, str(Path(__file__).parent))
+import figures
+
 # What a planner's docstring says, each part from the start of a line, and the heading
 # it has on the page.
 PARTS = {
@@ -35,6 +41,7 @@ PARTS = {
 }
 _PART = re.compile(rf"^({'|'.join(PARTS)})\b(:?)\s*", re.MULTILINE)
 _HELP = re.compile(r"^<!-- help (\w+) -->$", re.MULTILINE)
+_FIGURES = re.compile(r"^<!-- figures (\w+) -->$", re.MULTILINE)
 _LIST = "<!-- planners -->"
 _WIDTH = 78
 
@@ -53,6 +60,9 @@ def on_files(files: Any, config: Any) -> Any:
         files.append(File.generated(config, page_of(name), content=text))
     changelog = Path(config.config_file_path).with_name("CHANGELOG.md").read_text()
     files.append(File.generated(config, "changelog.md", content=changelog))
+    for name in figures.PICTURES:
+        source = str(figures.RESULTS / name)
+        files.append(File.generated(config, f"figures/{name}", abs_src_path=source))
     return files
 
 
@@ -60,6 +70,7 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """Fill in what pages leave to the code: the list of planners, the verbs' help."""
     if _LIST in markdown:
         markdown = markdown.replace(_LIST, "\n".join(planner_rows()))
+    markdown = _FIGURES.sub(lambda found: figures.table(found[1]), markdown)
     if not _HELP.search(markdown):
         return markdown
     helps = dict(helps_of_verbs())
