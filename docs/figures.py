@@ -27,7 +27,7 @@ def _percent(value: float | None, digits: int = 1) -> str:
 
 
 def _peaks(rows: list[dict[str, Any]]) -> Lines:
-    yield "| model | budget | budget MiB | predicted | ledger | system | time, predicted |"
+    yield "| model | budget | MiB | predicted | ledger | system | time, predicted |"
     yield "|---|---|---|---|---|---|---|"
     for row in rows:
         if row["budget"] == "eager":
