@@ -18,7 +18,7 @@ _COSTS = {
     "recompute_all": (20.0, 100_000),
     "chen_sqrt": (500.0, 6_000),
     "chen_greedy": (500.0, 6_000),
-    "hong_static": (500.0, 6_000),
+    "hong_static": (200.0, 6_000),
     "feng": (1000.0, 3_000),
     "dtr": (1000.0, 3_000),
     "mu_two": (1000.0, 3_000),
@@ -42,7 +42,7 @@ HARDLY_WORTH_ASKING = 0.002
 _SECONDS_UNITS = 2000.0
 # These are asked even when the effort is over: nobody should find a better plan with
 # less search.
-_QUICK_UNITS = 500.0
+_QUICK_UNITS = 200.0
 
 
 def other_plans(
