@@ -35,25 +35,19 @@ KEEP_ALL = "keep_all"
 EAGER = "eager"
 
 
-def built(name: str, threads: int) -> tuple[Any, Callable[[], None]]:
+def built(name: str, threads: int) -> tuple[Any, Callable[[], Any]]:
     """A model and its training step."""
     import torch
 
     from lowtide import models
     from lowtide._api import arguments_of
-    from lowtide._run import default_loss
+    from lowtide._run import training_step
 
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     example = models.build(name, **MODELS[name])
-    args, kwargs = arguments_of(example.batch)
-
-    def step() -> None:
-        # Held to the end, as in most training loops: predictions count outputs so.
-        output = example.model(*args, **kwargs)
-        (example.loss or default_loss)(output).backward()
-
-    return example, step
+    arguments = arguments_of(example.batch)
+    return example, training_step(example.model, example.loss, *arguments)
 
 
 def planned(example: Any, name: str, budget: str, folder: str) -> tuple[Any, Any]:

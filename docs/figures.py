@@ -93,7 +93,7 @@ def _planners(results: list[dict[str, Any]]) -> Lines:
 def _scale(rows: list[dict[str, Any]]) -> Lines:
     yield (
         "| model | layers | ops | capture s | first plan s | planned s | overhead, "
-        "proven | in 30 s | MiB |"
+        "proven | in 50 s | MiB |"
     )
     yield "|---" * 9 + "|"
     for row in rows:

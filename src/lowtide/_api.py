@@ -31,7 +31,14 @@ from lowtide._meter import (
 )
 from lowtide._plan import Plan
 from lowtide._profile import with_optimizer
-from lowtide._run import PlannedCall, Settings, costed, default_loss, surrounded
+from lowtide._run import (
+    PlannedCall,
+    Settings,
+    costed,
+    default_loss,
+    surrounded,
+    training_step,
+)
 from lowtide._units import to_bytes
 from lowtide._verify import Verification, compare
 from lowtide.errors import (
@@ -328,12 +335,7 @@ def _both_ways(
     args, kwargs = pytree.tree_map(_on_its_own, (args, kwargs))
 
     def step(function: Callable[..., Any]) -> Callable[[], torch.Tensor]:
-        def run() -> torch.Tensor:
-            result = (loss or default_loss)(function(*args, **kwargs))
-            result.backward()
-            return result.detach()
-
-        return run
+        return training_step(function, loss, args, kwargs)
 
     def measurement() -> Measurement:
         with preserved(modules):
@@ -401,8 +403,8 @@ def measure(
     plain = restore_function(model)
     args, kwargs = pytree.tree_map(_on_its_own, arguments_of(batch))
 
-    def step(function: Callable[..., Any]) -> Callable[[], None]:
-        return lambda: (loss or default_loss)(function(*args, **kwargs)).backward()
+    def step(function: Callable[..., Any]) -> Callable[[], torch.Tensor]:
+        return training_step(function, loss, args, kwargs)
 
     with _unwatched(model), preserved(modules):
         step(model)()

@@ -20,7 +20,7 @@ from lowtide._api import arguments_of, modules_of, profile, restore_function
 from lowtide._graph import StepGraph
 from lowtide._meter import allocated_peak, median, preserved, timed
 from lowtide._plan import Plan
-from lowtide._run import PlannedCall, Settings, default_loss
+from lowtide._run import PlannedCall, Settings, training_step
 from lowtide._units import format_bytes, to_bytes
 from lowtide.errors import BudgetTooSmallError, InvalidArgumentError
 
@@ -236,12 +236,7 @@ def measure_both(
     calls: list[Callable[..., Any]] = [plain]
     if plan is not None:
         calls.append(PlannedCall(plain, Settings(plan=plan), modules))
-    args, kwargs = arguments_of(batch)
-
-    def step_of(call: Callable[..., Any]) -> Callable[[], None]:
-        return lambda: (loss or default_loss)(call(*args, **kwargs)).backward()
-
-    runs = [step_of(call) for call in calls]
+    runs = [training_step(call, loss, *arguments_of(batch)) for call in calls]
     with preserved(modules):
         for run in runs:
             run()

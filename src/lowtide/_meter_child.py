@@ -12,7 +12,7 @@ import torch
 from lowtide._api import apply, arguments_of
 from lowtide._meter import rss_peak
 from lowtide._plan import Plan
-from lowtide._run import default_loss
+from lowtide._run import training_step
 from lowtide.models._libraries import torchvision_models
 
 
@@ -25,11 +25,7 @@ def main(folder: str) -> None:
     path = Path(folder) / "plan.json"
     if path.exists():
         apply(model, Plan.load(path))
-    args, kwargs = arguments_of(batch)
-
-    def step() -> None:
-        (loss or default_loss)(model(*args, **kwargs)).backward()
-
+    step = training_step(model, loss, *arguments_of(batch))
     step()
     print(json.dumps({"rss_peak_bytes": rss_peak(step, [model])}))
 

@@ -573,6 +573,26 @@ def default_loss(output: Any) -> torch.Tensor:
     return total
 
 
+def training_step(
+    function: Callable[..., Any],
+    loss: Callable[[Any], torch.Tensor] | None,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+) -> Callable[[], torch.Tensor]:
+    """`loss(function(...)).backward()`, returning the loss.
+
+    The outputs are held to the end, as in most training loops and in every prediction.
+    """
+
+    def run() -> torch.Tensor:
+        outputs = function(*args, **kwargs)
+        result = (loss or default_loss)(outputs)
+        result.backward()
+        return result.detach()
+
+    return run
+
+
 def _kind_of_input(args: Any, kwargs: Any) -> Any:
     leaves, structure = pytree.tree_flatten((args, kwargs))
     kinds: list[Any] = [structure]

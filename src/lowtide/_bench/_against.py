@@ -20,7 +20,7 @@ from lowtide._api import arguments_of
 from lowtide._bench._methods import Method, NotApplicableError
 from lowtide._meter import clear_gradients, median, rss_peak, timed
 from lowtide._profile._ledger import ledger
-from lowtide._run import default_loss
+from lowtide._run import training_step
 from lowtide._verify import Numbers, numbers_of, same_bits
 
 Progress = Callable[[str], None]
@@ -72,15 +72,8 @@ class Runner:
     def __init__(self, method: Method, model: nn.Module, batch: Any, loss: Any):
         self.method = method
         self.model = copy.deepcopy(model)
-        self.args, self.kwargs = arguments_of(batch)
-        self.loss = loss or default_loss
+        self.step = training_step(self.model, loss, *arguments_of(batch))
         method.install(self.model)
-
-    def step(self) -> torch.Tensor:
-        """One training step, without the update."""
-        result = self.loss(self.model(*self.args, **self.kwargs))
-        result.backward()
-        return result.detach()
 
     def first_step(self) -> Numbers:
         """The first step from a fixed seed, with all that it computed."""

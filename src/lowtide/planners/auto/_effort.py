@@ -63,6 +63,20 @@ class Effort:
         finally:
             self._section_units, self._section_deadline = outer_units, outer_deadline
 
+    @contextmanager
+    def extended(self, seconds: float) -> Iterator[None]:
+        """Within this block there is this much effort, whatever was spent before."""
+        before = (self.limit_units, self._deadline)
+        inner = (self._section_units, self._section_deadline)
+        self.limit_units = self.units + seconds * UNITS_PER_SECOND
+        self._deadline = self._clock() + seconds
+        self._section_units, self._section_deadline = float("inf"), self._deadline
+        try:
+            yield
+        finally:
+            self.limit_units, self._deadline = before
+            self._section_units, self._section_deadline = inner
+
     def is_over(self) -> bool:
         """Whether the effort, or that of the present section, is spent."""
         if self._clock() >= self._deadline or self.units >= self.limit_units:

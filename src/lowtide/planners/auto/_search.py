@@ -33,6 +33,8 @@ DETOURS = (1.0, 0.96, 0.91, 0.85, 0.78)
 # baseline's time: leaving out what is not needed may win it back.
 WORTH_RAISING = 0.01
 GUIDED_OPS = 30_000
+# Seconds per op that a first plan may take, if the time limit is shorter.
+FIRST_PLAN_SECONDS = 0.0015
 # Steps on which the optimum itself is looked for.
 EXACT_OPS = 60
 MOST_STATES = 100_000
@@ -238,6 +240,8 @@ class Search:
         if self.best() is None:
             self._recall()
         if self.best() is None:
+            self._insist()
+        if self.best() is None:
             # The same floor that is found when it is asked for: errors quote it.
             self.offer(Draft(self.problem, lowest(self.step).ops))
         best = self.best()
@@ -246,6 +250,19 @@ class Search:
         self.offer(raise_up(best, self.budget, self.effort))
         if not self.is_close():
             improve(self, self.budget, self.effort)
+
+    def _insist(self) -> None:
+        """Look for a first plan beyond the time limit.
+
+        On a large step a short limit may end before the first start has come to its
+        end; a plan that is late is better than an error that is wrong.
+        """
+        if self.budget < peak_bound_bytes(self.problem):
+            return
+        with self.effort.extended(FIRST_PLAN_SECONDS * len(self.step.ops)):
+            self.guide(1.0)
+            if self.best() is None:
+                self.greedy(1.0)
 
     def begin(self) -> None:
         """Starts of our own: guided and evicted, straight and by way of less room."""
