@@ -3,6 +3,7 @@
 That links and names in it are right is checked by building it: `make docs`.
 """
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -98,3 +99,13 @@ def filled(text):
     """A page's text with what our hooks put into it."""
     page = SimpleNamespace(file=SimpleNamespace(src_uri="page.md"))
     return hooks.on_page_markdown(text, page=page)
+
+
+def test_every_figure_is_read_from_a_result():
+    figures = hooks.figures
+    page = (ROOT / "docs" / "figures.md").read_text()
+    asked = re.findall(r"^<!-- figures (\w+) -->$", page, re.MULTILINE)
+    assert sorted(asked) == sorted(figures._TABLES)
+    for name in asked:
+        rows = figures.table(name).splitlines()
+        assert sum(row.startswith("|") for row in rows) >= 3, name

@@ -385,7 +385,7 @@ class _Reader:
         )
 
     def hold_outputs(self) -> None:
-        """Outputs the caller holds: all of the forward's but new buffer values."""
+        """What the caller holds: all of the forward's outputs but new buffer values."""
         piece = self.piece
         held: dict[int, None] = {}
         descriptions = self.descriptions[: len(piece.forward_outputs)]
@@ -396,6 +396,10 @@ class _Reader:
                 held.update(dict.fromkeys(piece.storage_of[node]))
         for node in piece.gradients:
             if isinstance(node, fx.Node):
+                held.update(dict.fromkeys(piece.storage_of[node]))
+        # `loss.backward()` makes the gradient of the loss, and holds it to its end.
+        for place, node in enumerate(piece.tangents):
+            if place not in piece.absent_tangents and node.meta["val"].numel() == 1:
                 held.update(dict.fromkeys(piece.storage_of[node]))
         piece.held_outputs = tuple(s for s in held if not piece.storages[s].resident)
 
