@@ -181,6 +181,9 @@ class _Book:
 
 
 class _Watch(TorchDispatchMode):
+    # What a higher-order op makes is seen when it returns.
+    supports_higher_order_operators = True
+
     def __init__(self, book: _Book) -> None:
         super().__init__()
         self.book = book
