@@ -93,13 +93,24 @@ def against_picture(data: dict[str, Any], form: str) -> bytes:
         figure = Figure(figsize=(7.2, 3.8), layout="constrained")
         axes = figure.add_subplot()
         base = data["rows"][0]
+        places = {
+            row["name"]: (
+                row["rss_peak_bytes"] / max(1, base["rss_peak_bytes"]),
+                row["time_ratio"] - 1,
+            )
+            for row in data["rows"]
+            if not row["problem"] and row["rss_peak_bytes"]
+        }
         for row in data["rows"]:
-            if row["problem"] or not row["rss_peak_bytes"]:
+            if row["name"] not in places:
                 continue
             is_ours = row["name"].startswith("lowtide")
-            x = row["rss_peak_bytes"] / max(1, base["rss_peak_bytes"])
-            y = row["time_ratio"] - 1
+            x, y = places[row["name"]]
             exact = row["is_exact"]
+            if row["matches"] in places:
+                # Made for that method's peak: the line says so, without a name.
+                other_x, other_y = places[row["matches"]]
+                axes.plot([x, other_x], [y, other_y], color=SOFT, linewidth=0.6)
             axes.plot(
                 x,
                 y,
@@ -107,10 +118,17 @@ def against_picture(data: dict[str, Any], form: str) -> bytes:
                 color=CYCLE[0] if is_ours else SOFT,
                 fillstyle="full" if exact else "none",
             )
+            if row["matches"]:
+                continue
             label = row["label"] + ("" if exact else " (other numbers)")
             axes.annotate(
                 label, (x, y), xytext=(5, 3), textcoords="offset points", fontsize=7
             )
+        axes.set_title(
+            "Filled: the numbers of eager. Round: lowtide, a line to the method whose "
+            "peak it was given.",
+            fontsize=7,
+        )
         axes.set_xlabel("peak of the step, as a share of eager's")
         axes.set_ylabel("extra time")
         axes.xaxis.set_major_formatter(lambda v, _: f"{100 * v:.0f} %")
