@@ -162,3 +162,25 @@ def test_demo(tmp_path):
     assert "8 of 8 losses" in done.out
     assert (tmp_path / "demo.html").stat().st_size > 10_000
     assert run("demo", cwd=tmp_path).code == 1  # does not replace the report
+
+
+def test_a_profile_as_tables(tmp_path):
+    words = ("profile", "mlp", "--how", "estimate", "--no-floor")
+    for rows, first in (("storages", "storage"), ("ops", "op"), ("modules", "name")):
+        done = run(*words, "--csv", f"{rows}.csv", "--csv-of", rows, cwd=tmp_path)
+        assert done.code == 0, done.err
+        head, *lines = (tmp_path / f"{rows}.csv").read_text().splitlines()
+        assert head.split(",")[0] == first
+        assert lines
+    again = run(*words, "--csv", "ops.csv", cwd=tmp_path)
+    assert again.code == 1
+    assert "the file exists" in again.err
+
+
+@pytest.mark.slow
+def test_this_machine_can_be_measured(tmp_path):
+    found = run("doctor", "--calibrate", "--json", cwd=tmp_path)
+    assert found.code == 0, found.err
+    described = json.loads(found.out)
+    assert described["bandwidth_bytes_per_second"] > 1e8
+    assert described["name"] == "cpu"

@@ -6,15 +6,19 @@ import os
 import platform
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from lowtide import __version__
 from lowtide._cli._options import AsJson
 from lowtide._cli._page import Page, user_prints_elsewhere
 from lowtide._cli._progress import stage
+from lowtide._cli._target import load_api
 from lowtide._format import format_bytes
 from lowtide.errors import TESTED_TORCH
 
@@ -28,11 +32,21 @@ ENVIRONMENT = (
 _EXTRAS = {"torchvision": "models", "transformers": "models", "matplotlib": "plot"}
 
 
-def doctor(as_json: AsJson = False) -> None:
+def doctor(
+    calibrate: Annotated[
+        bool,
+        typer.Option(
+            "--calibrate",
+            help="Measure this machine, for estimates; takes some seconds.",
+        ),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
     """Check this machine: torch, devices, solver, cache and settings."""
-    import typer
-
     page = Page(as_json=as_json)
+    if calibrate:
+        _calibrate(page)
+        return
     with stage("looking around"), user_prints_elsewhere():
         found = examine()
     page.result(found)
@@ -43,6 +57,35 @@ def doctor(as_json: AsJson = False) -> None:
         page.next("pip", "install", "-U", "lowtide")
         raise typer.Exit(1)
     page.next("lowtide", "demo")
+
+
+def _calibrate(page: Page) -> None:
+    """Describe this machine by measuring it; estimates use that from now on."""
+    load_api()
+    from lowtide._profile import calibrate
+    from lowtide._profile._devices import own_file
+
+    with stage("measuring this machine") as advance:
+        found = calibrate(progress=advance)
+    page.result({**asdict(found), "file": str(own_file())})
+    page.pairs(
+        [
+            ("device", found.name, found.title),
+            (
+                "memory moved",
+                f"{format_bytes(int(found.bandwidth_bytes_per_second))}/s",
+            ),
+            ("simple ops", f"{found.vector_flops / 1e9:.1f} Gflop/s"),
+            *(
+                (f"products, {dtype}", f"{rate / 1e9:.1f} Gflop/s")
+                for dtype, rate in found.matmul_flops.items()
+            ),
+            ("start of an op", f"{found.overhead_seconds * 1e6:.1f} us"),
+            ("saved", str(own_file())),
+        ]
+    )
+    page.line()
+    page.next("lowtide", "profile", "resnet50", "--how", "estimate")
 
 
 def examine() -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import tempfile
 from pathlib import Path
 from typing import Annotated
@@ -24,6 +25,7 @@ from lowtide._cli._progress import stage
 from lowtide._cli._steps import show_report
 from lowtide._cli._target import read_target, step_of
 from lowtide._graph import StepGraph
+from lowtide._queries._csv import Table, write_csv
 
 
 def profile(
@@ -56,15 +58,29 @@ def profile(
             show_default=False,
         ),
     ] = None,
+    csv: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write a table as CSV.", show_default=False),
+    ] = None,
+    csv_of: Annotated[
+        Table,
+        typer.Option(
+            metavar="storages|ops|modules", help="What the rows of --csv are."
+        ),
+    ] = "storages",
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
     """Show what a training step needs: bytes, time, and what holds them."""
     page = Page(as_json=as_json)
     asked = read_target(target, batch, option)
-    for path in (output, plot):
+    for path in (output, plot, csv):
         _files.refuse_early(path, force=force)
     step = step_of(asked, how=how, device=device)
+    if csv is not None:
+        rows = io.StringIO()
+        write_csv(step, rows, csv_of)
+        _files.write(csv, rows.getvalue(), force=force)
     if output is not None:
         _files.write_compact(output, step.to_dict(), force=force)
     if plot is not None:
@@ -72,7 +88,7 @@ def profile(
     page.result(step.to_dict())
     _show(page, step, depth=depth, floor=floor)
     page.line()
-    for path in (output, plot):
+    for path in (output, plot, csv):
         if path is not None:
             page.pairs([("saved", str(path))])
     saved = asked.words if output is None else (str(output),)

@@ -72,9 +72,14 @@ def find_device(name: str) -> Device:
     return _device(entry, entries[entry])
 
 
+def own_file() -> Path:
+    """Where the descriptions of the user's own devices are."""
+    return cache_directory() / _OWN_FILE
+
+
 def save_device(device: Device) -> Path:
     """Write a description into the cache directory; it replaces the shipped one."""
-    path = cache_directory() / _OWN_FILE
+    path = own_file()
     entries = {**_own(), device.name: _plain(device)}
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(".toml.part")
@@ -102,7 +107,7 @@ def _read(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def _own() -> dict[str, dict[str, Any]]:
-    path = cache_directory() / _OWN_FILE
+    path = own_file()
     if not path.exists():
         return {}
     try:
