@@ -540,7 +540,23 @@ def surrounded(
             storages.append(
                 Storage(len(storages), name, nbytes, kind=kind, resident=True)  # type: ignore[arg-type]
             )
-    return replace(step, storages=tuple(storages))
+    return _with_outside_loss(replace(step, storages=tuple(storages)))
+
+
+def _with_outside_loss(step: StepGraph) -> StepGraph:
+    """A loss that is computed outside, and its gradient, live to the end."""
+    unit = step.alignment_bytes
+    turn = step.ops[step.turn]
+    if step.turn < 0 or all(step.sizes[s] <= unit for s in turn.writes):
+        return step
+    loss = Storage(len(step.storages), "loss and its gradient", 2 * unit)
+    turn = replace(turn, writes=(*turn.writes, loss.id))
+    return replace(
+        step,
+        storages=(*step.storages, replace(loss, kind="temporary")),
+        ops=(*step.ops[: turn.id], turn, *step.ops[turn.id + 1 :]),
+        outputs=(*step.outputs, loss.id),
+    )
 
 
 def _state_bytes(modules: Sequence[nn.Module]) -> int:
