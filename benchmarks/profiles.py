@@ -124,7 +124,7 @@ def one_model(name: str) -> dict[str, Any]:
         "capture_seconds": capture_seconds,
         "cold_seconds": cold_seconds,
         "warm_seconds": warm_seconds,
-        "predicted_bytes": measured.baseline_peak_bytes,
+        "predicted_bytes": measured.eager_peak_bytes,
         "ledger_bytes": book.peak_bytes,
         "system_bytes": book.resident_bytes + system if system else None,
         **against_estimate(measured, estimated),

@@ -56,7 +56,7 @@ def _feng(rows: list[dict[str, Any]]) -> Lines:
     )
     yield "|---|---|---|---|---|---|---|---|"
     for row in rows:
-        reached = row["auto_cut"] >= row["published_cut"]
+        reached = round(100 * row["auto_cut"]) >= round(100 * row["published_cut"])
         share = row["share_of_feng"]
         yield (
             f"| {row['name']} | {row['batch']} "

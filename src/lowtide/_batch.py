@@ -218,7 +218,7 @@ def predict_row(
     return (
         BatchRow(
             batch=batch,
-            baseline_peak_bytes=step.baseline_peak_bytes,
+            baseline_peak_bytes=step.eager_peak_bytes,
             baseline_seconds=step.baseline_seconds,
             planned_peak_bytes=plan.peak_bytes if plan else None,
             planned_seconds=plan.seconds if plan else None,

@@ -22,6 +22,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.fx.graph import _BoxedCodeGen
 from torch.utils._python_dispatch import _disable_current_modes
 
+from lowtide._capture._eager import compute_as_eager
 from lowtide._capture._joint import Piece, read_joint
 from lowtide._capture._step import step_of
 from lowtide._capture._zeros import guess_absent, without_tangents
@@ -113,6 +114,9 @@ def _compile(
                 f"its partition function is given unknown arguments {sorted(new)}",
                 torch.__version__,
             )
+        # Tracing runs under fake tensors; what follows computes with real ones.
+        with _disable_current_modes(), torch.no_grad():
+            compute_as_eager(joint)
         piece = read_piece(
             joint,
             num_fwd_outputs,
@@ -122,7 +126,7 @@ def _compile(
         )
         pieces.append(piece)
         watch.graphs += 1
-        # Tracing runs under fake tensors; to decide, ops may be timed on real ones.
+        # To decide, ops may be timed.
         with _disable_current_modes(), torch.no_grad():
             forward, backward = decide(piece)
         # Another backward may need any input; those that change are not theirs again.

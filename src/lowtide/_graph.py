@@ -210,6 +210,15 @@ class StepGraph:
 
         return simulate(self, with_frees(self, self.baseline)).peak_bytes
 
+    @property
+    def eager_peak_bytes(self) -> int:
+        """Peak of the step without lowtide.
+
+        It is above the baseline's where eager leaves a result beside the argument that
+        the captured step writes it over.
+        """
+        return self.baseline_peak_bytes + int(self.facts.get("eager_extra_bytes", 0))
+
     @cached_property
     def floor_bytes(self) -> int:
         """The lowest peak the best planner reaches: no plan of ours is below it."""

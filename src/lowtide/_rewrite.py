@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from lowtide._capture._fold import Follower
 from lowtide._capture._joint import Piece, PieceOp, tensors_of
 from lowtide._capture._step import piece_op
 from lowtide.errors import CaptureError
@@ -234,15 +235,33 @@ class _Emitter:
                 self.values.pop(node, None)
         self.values[op.node] = made
         self.take_out_items(op, made)
+        for follower in op.then:
+            self.follow(follower)
+
+    def follow(self, follower: Follower) -> None:
+        """Overwrite the result of the op before; what was there is then gone."""
+        node, target = follower.node, follower.target
+        args: Any = self.map(node.args)
+        if follower.out:
+            target = write_over
+            given = (follower.target, follower.out, self.value(follower.argument))
+            args = (*given, node.target, *args)
+        kwargs = self.map(node.kwargs)
+        made = self.graph.call_function(target, args, kwargs)
+        made.meta = dict(node.meta)
+        for gone in self.piece.nodes_of[follower.over]:
+            self.values.pop(gone, None)
+        self.values[node] = made
 
     def take_out_items(self, op: PieceOp, made: fx.Node) -> None:
         if not isinstance(op.node.meta["val"], tuple | list):
             return
         del self.values[op.node]
+        made_now = {*op.writes, *(f.over for f in op.then)}
         for user in op.node.users:
             if user.target is not operator.getitem:
                 continue
-            if set(self.piece.storage_of[user]) <= set(op.writes):
+            if made_now.issuperset(self.piece.storage_of[user]):
                 item = self.graph.call_function(operator.getitem, (made, user.args[1]))
                 item.meta = dict(user.meta)
                 self.values[user] = item
@@ -260,6 +279,25 @@ class _Emitter:
         if storage not in self.states:
             self.states[storage] = self.save(storage)
         return self.states[storage]
+
+
+def write_over(
+    in_place: Any, out: str, over: torch.Tensor, plain: Any, /, *args: Any, **given: Any
+) -> torch.Tensor:
+    """Compute over an argument, if the result would have its layout anyway.
+
+    A result takes its layout from the arguments. Capture foresees theirs, but where it
+    errs (some backward formulas on channels-last images) the arguments differ, and then
+    only the plain op gives the layout that the ops behind it are to see.
+    """
+    same = all(
+        a.stride() == over.stride()
+        for a in args
+        if isinstance(a, torch.Tensor) and a.shape == over.shape
+    )
+    if same:
+        return in_place(*args, **given, **{out: over})
+    return plain(*args, **given)
 
 
 def generator_state(device: str) -> torch.Tensor:

@@ -26,7 +26,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils import _pytree as pytree
 
 from lowtide import planners
-from lowtide._capture._call import call_of
+from lowtide._capture._call import Call, calls_of
 from lowtide._capture._joint import Piece
 from lowtide._capture._record import Recording, compose
 from lowtide._capture._step import piece_op, step_of
@@ -34,7 +34,7 @@ from lowtide._compile import Halves, Watch
 from lowtide._dryrun import compiled, dry_run, explain_failure
 from lowtide._graph import StepGraph, Storage
 from lowtide._plan import Plan
-from lowtide._profile import costs, state_bytes
+from lowtide._profile import costs, state_bytes, total_cost
 from lowtide._report import report
 from lowtide._schedule import crossing, with_frees
 from lowtide._simulate import simulate
@@ -449,15 +449,16 @@ def costed(
     progress: Any = None,
 ) -> StepGraph:
     """The step with the time and the scratch bytes of every op."""
-    places: list[int] = []
-    calls = []
+    calls: dict[int, list[Call]] = {}
     for op in step.ops:
         if op.piece >= 0 and op.opens < 0 and op.phase != "optimizer":
-            places.append(op.id)
-            calls.append(call_of(piece_op(pieces[op.piece], local_number(step, op.id))))
-    found = costs(calls, how=how, device=device, cache=cache, progress=progress)
+            own = piece_op(pieces[op.piece], local_number(step, op.id))
+            calls[op.id] = calls_of(own)
+    flat = [call for own in calls.values() for call in own]
+    found = iter(costs(flat, how=how, device=device, cache=cache, progress=progress))
     ops = list(step.ops)
-    for place, cost in zip(places, found, strict=True):
+    for place, own in calls.items():
+        cost = total_cost([next(found) for _ in own])
         ops[place] = replace(
             ops[place],
             seconds=cost.seconds,

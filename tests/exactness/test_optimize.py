@@ -243,7 +243,7 @@ def test_any_explicit_schedule_can_run(net: Net, batch: torch.Tensor) -> None:
     # Before every backward op, make everything it reads again from the residents.
     sequence: list[int] = []
     turned = False
-    once = {s for op in profiled.ops if op.once for s in op.writes}
+    once = {s for s, maker in enumerate(profiled.remakers) if maker < 0}
     gradients_ = {s for op in profiled.ops if op.phase == "backward" for s in op.writes}
     alive = {*profiled.resident, *profiled.outputs, *gradients_, *once}
     for number in profiled.baseline:

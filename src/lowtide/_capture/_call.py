@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from lowtide._capture._joint import PieceOp, signature_of
+from lowtide._capture._joint import PieceOp, signature_of_call
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +26,32 @@ class Call:
     signature: str
 
 
-def call_of(op: PieceOp) -> Call:
-    """The call that a piece's op makes."""
-    args = fx.map_arg(op.node.args, lambda n: n.meta["val"])
-    kwargs = fx.map_arg(op.node.kwargs, lambda n: n.meta["val"])
-    target: Any = op.node.target
-    outputs = op.node.meta["val"]
+def calls_of(op: PieceOp) -> list[Call]:
+    """The calls that a piece's op makes: its own, and those folded into it."""
+    node = op.node
+    target: Any = node.target
+    outputs = node.meta["val"]
+    args, kwargs = _arguments(node)
+    suffix = ""
     if op.variant == "without_statistics":
         target = torch.ops.aten._native_batch_norm_legit.no_stats
         args = (*args[:3], *args[5:8])
         outputs = tuple(outputs[:3])
     # A replay draws the same numbers again: it costs what the first draw costs.
-    return Call(target, tuple(args), dict(kwargs), outputs, signature_of(op))
+    if op.variant != "plain":
+        suffix = f"/{op.variant}"
+    signature = signature_of_call(f"{node.target}{suffix}", node)
+    calls = [Call(target, args, kwargs, outputs, signature)]
+    for f in op.then:
+        args, kwargs = _arguments(f.node)
+        if f.out:
+            kwargs[f.out] = f.argument.meta["val"]
+        signature = signature_of_call(f.target, f.node)
+        calls.append(Call(f.target, args, kwargs, f.node.meta["val"], signature))
+    return calls
+
+
+def _arguments(node: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    args = fx.map_arg(node.args, lambda n: n.meta["val"])
+    kwargs = fx.map_arg(node.kwargs, lambda n: n.meta["val"])
+    return tuple(args), dict(kwargs)

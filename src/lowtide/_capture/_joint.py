@@ -7,10 +7,11 @@ are the forward's, and `desc` records that say what each input and output is.
 What the analysis decides:
 
 * Views, aliases and tuple items are no ops. They cost nothing and are derived again
-  from
-  their storage wherever they are needed.
+  from their storage wherever they are needed.
 * Every other call is an op. It may run again unless it draws random numbers, changes
   state, reads state that the step changes, or talks to other processes.
+* An elementwise op that is the only reader of the result of another is folded into that
+  one, and writes over it (see `_fold.py`).
 * Two kinds of ops that may not run again have a stand-in that may: a random op is
   replayed from the generator state it started with, and a training-mode batch norm is
   computed without its running statistics.
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 import operator
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -32,6 +33,7 @@ from torch._functorch._aot_autograd.descriptors import (
 )
 from torch.utils import _pytree as pytree
 
+from lowtide._capture._fold import Follower, fold_in_place
 from lowtide._graph import Kind
 from lowtide.errors import CaptureError
 
@@ -64,7 +66,10 @@ class PieceStorage:
 
 @dataclass(slots=True)
 class PieceOp:
-    """An op of a piece: which fx node it runs, and in which form."""
+    """An op of a piece: which fx node it runs, and in which form.
+
+    `then` are the elementwise ops folded into it, which overwrite one of its results.
+    """
 
     node: fx.Node
     variant: Variant
@@ -72,6 +77,7 @@ class PieceOp:
     writes: tuple[int, ...]
     once: str = ""
     is_forward: bool = True
+    then: tuple[Follower, ...] = ()
 
     @property
     def standby(self) -> bool:
@@ -85,7 +91,8 @@ class Piece:
 
     `absent_tangents` are the tangents that this reading of the graph takes to be zero:
     outputs returned beside a loss that nobody differentiates. `kept_bytes` is what its
-    forward keeps for its backward once it is planned.
+    forward keeps for its backward once it is planned. `unfolded` are the ops as eager
+    runs them, each with a result of its own.
     """
 
     joint: fx.GraphModule
@@ -101,6 +108,7 @@ class Piece:
     held_outputs: tuple[int, ...]
     absent_tangents: frozenset[int] = frozenset()
     kept_bytes: int = 0
+    unfolded: list[PieceOp] = field(default_factory=list["PieceOp"])
     nodes_of: dict[int, list[fx.Node]] = field(default_factory=dict)
 
 
@@ -164,6 +172,7 @@ class _Reader:
         )
         self.ids: dict[int, int] = {}
         self.changed: set[int] = set()
+        self.became: dict[int, int] = {}
 
     def read(self) -> Piece:
         for node in self.piece.joint.graph.nodes:
@@ -177,6 +186,7 @@ class _Reader:
         self.drop_dead_and_split()
         self.find_what_reads_changed_state()
         self.name_gradients()
+        self.fold()
         self.add_stand_ins()
         self.hold_outputs()
         return self.piece
@@ -333,6 +343,17 @@ class _Reader:
                     position = description.grad_of.idx
                     storage.name = f"grad of {self.names.get(position, storage.name)}"
 
+    def fold(self) -> None:
+        piece = self.piece
+        kept = {
+            s
+            for node in (*piece.forward_outputs, *piece.gradients)
+            if isinstance(node, fx.Node)
+            for s in piece.storage_of[node]
+        }
+        piece.unfolded = list(piece.ops)
+        self.became = fold_in_place(piece, frozenset(kept))
+
     def add_stand_ins(self) -> None:
         """Put behind each op that has one the form in which it can run again."""
         ops: list[PieceOp] = []
@@ -368,21 +389,28 @@ class _Reader:
         )
         reads, writes = (*op.reads, state), op.writes
         op.writes = (*op.writes, state)
-        return PieceOp(op.node, "replay", reads, writes, is_forward=op.is_forward)
+        return replace(op, variant="replay", reads=reads, writes=writes, once="")
 
     def batch_norm_again(self, op: PieceOp) -> PieceOp:
         """Normalise again without touching, or reading, the running statistics."""
         inputs = [a for a in op.node.args[:3] if isinstance(a, fx.Node)]
+        inputs += [a for f in op.then for a in f.node.all_input_nodes]
         reads = [s for a in inputs for s in self.piece.storage_of[a]]
         keys = [v.untyped_storage()._cdata for v in op.node.meta["val"][:3]]
-        writes = tuple(dict.fromkeys(self.ids[k] for k in keys))
-        return PieceOp(
-            op.node,
-            "without_statistics",
-            tuple(dict.fromkeys(reads)),
-            writes,
-            is_forward=op.is_forward,
+        made = [self.ids[k] for k in keys]
+        return replace(
+            op,
+            variant="without_statistics",
+            reads=tuple(s for s in dict.fromkeys(reads) if s not in self.became),
+            writes=tuple(dict.fromkeys(self.owner(s) for s in made)),
+            once="",
         )
+
+    def owner(self, s: int) -> int:
+        """The storage to which these bytes belong after folding."""
+        while s in self.became:
+            s = self.became[s]
+        return s
 
     def hold_outputs(self) -> None:
         """What the caller holds: all of the forward's outputs but new buffer values."""
@@ -473,7 +501,14 @@ def module_of(node: fx.Node) -> str:
 
 
 def signature_of(op: PieceOp) -> str:
-    """The op with shapes, strides, dtypes and plain arguments."""
+    """The op, and those folded into it, with shapes, strides and plain arguments."""
+    suffix = "" if op.variant == "plain" else f"/{op.variant}"
+    first = signature_of_call(f"{op.node.target}{suffix}", op.node)
+    return " + ".join([first, *(signature_of_call(f.target, f.node) for f in op.then)])
+
+
+def signature_of_call(target: Any, node: fx.Node) -> str:
+    """One call with shapes, strides, dtypes and plain arguments."""
 
     def show(value: Any) -> str:
         if isinstance(value, fx.Node):
@@ -486,7 +521,6 @@ def signature_of(op: PieceOp) -> str:
             return "[" + ",".join(show(v) for v in value) + "]"
         return str(value)
 
-    arguments = [show(a) for a in op.node.args]
-    arguments += [f"{k}={show(v)}" for k, v in op.node.kwargs.items()]
-    suffix = "" if op.variant == "plain" else f"/{op.variant}"
-    return f"{op.node.target}{suffix}({', '.join(arguments)})"
+    arguments = [show(a) for a in node.args]
+    arguments += [f"{k}={show(v)}" for k, v in node.kwargs.items()]
+    return f"{target}({', '.join(arguments)})"

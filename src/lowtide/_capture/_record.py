@@ -295,7 +295,12 @@ class _Composer:
             notes=(
                 f"the step is {len(self.pieces)} graphs: graph breaks between them",
             ),
-            facts={"pieces": self.ranges},
+            facts={
+                "pieces": self.ranges,
+                "eager_extra_bytes": max(
+                    part.facts["eager_extra_bytes"] for part in self.parts
+                ),
+            },
         )
         check_graph(step)
         return step

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from lowtide._capture._joint import Piece, PieceOp, module_of, signature_of, source_of
@@ -15,8 +16,18 @@ def step_of(piece: Piece, *, name: str = "step") -> StepGraph:
 
     Ops are numbered in baseline order, the turn among them; op k of the step is op k of
     the piece before the turn and op k-1 after it (see `piece_op`). `facts["pieces"]`
-    holds for each piece its fingerprint and the ranges of its forward and backward ops.
+    holds for each piece its fingerprint and the ranges of its forward and backward ops,
+    `facts["eager_extra_bytes"]` by how much the peak falls because ops are folded.
     """
+    step = _step(piece, piece.ops, name)
+    num_forward = sum(op.is_forward for op in piece.ops)
+    ranges = [[step.fingerprint, 0, num_forward, num_forward + 1, len(step.ops)]]
+    eager = _step(piece, piece.unfolded, name).baseline_peak_bytes
+    extra = max(0, eager - step.baseline_peak_bytes)
+    return replace(step, facts={"pieces": ranges, "eager_extra_bytes": extra})
+
+
+def _step(piece: Piece, piece_ops: Sequence[PieceOp], name: str) -> StepGraph:
     device = _device(piece)
     storages = tuple(
         Storage(
@@ -31,11 +42,11 @@ def step_of(piece: Piece, *, name: str = "step") -> StepGraph:
         for i, s in enumerate(piece.storages)
     )
     ops: list[Op] = []
-    num_forward = sum(op.is_forward for op in piece.ops)
-    for op in piece.ops[:num_forward]:
+    num_forward = sum(op.is_forward for op in piece_ops)
+    for op in piece_ops[:num_forward]:
         ops.append(_op(op, len(ops)))
     ops.append(_turn(piece, len(ops)))
-    for op in piece.ops[num_forward:]:
+    for op in piece_ops[num_forward:]:
         ops.append(_op(op, len(ops)))
     step = StepGraph(
         ops=tuple(ops),
@@ -47,8 +58,7 @@ def step_of(piece: Piece, *, name: str = "step") -> StepGraph:
         device=device,
     )
     check_graph(step)
-    ranges = [[step.fingerprint, 0, num_forward, num_forward + 1, len(ops)]]
-    return replace(step, facts={"pieces": ranges})
+    return step
 
 
 def piece_op(piece: Piece, number: int) -> PieceOp:
@@ -60,10 +70,11 @@ def piece_op(piece: Piece, number: int) -> PieceOp:
 
 def _op(op: PieceOp, number: int) -> Op:
     suffix = {"plain": "", "replay": " again", "without_statistics": " again"}
+    nodes = [op.node, *(f.node for f in op.then)]
     return Op(
         id=number,
-        name=op.node.name + suffix[op.variant],
-        target=str(op.node.target),
+        name=" + ".join(n.name for n in nodes) + suffix[op.variant],
+        target=" + ".join(str(n.target) for n in nodes),
         reads=op.reads,
         writes=op.writes,
         phase="forward" if op.is_forward else "backward",

@@ -5,6 +5,7 @@
 
 from lowtide._profile._calibrate import calibrate as calibrate
 from lowtide._profile._cost import Cost as Cost
+from lowtide._profile._cost import total_cost as total_cost
 from lowtide._profile._costs import costs as costs
 from lowtide._profile._devices import Device as Device
 from lowtide._profile._devices import available_devices as available_devices

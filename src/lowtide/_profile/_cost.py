@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,3 +22,15 @@ class Cost:
     spread: float = 0.0
     scratch_bytes: int = 0
     how: How = "measure"
+
+
+def total_cost(costs: Sequence[Cost]) -> Cost:
+    """What calls cost that run one behind the other as one op."""
+    seconds = sum(c.seconds for c in costs)
+    deviation = sum(c.seconds * c.spread for c in costs)
+    return Cost(
+        seconds,
+        deviation / seconds if seconds else 0.0,
+        max(c.scratch_bytes for c in costs),
+        "measure" if all(c.how == "measure" for c in costs) else "estimate",
+    )

@@ -72,10 +72,14 @@ def _peak_lines(step: StepGraph, peak: Peak) -> list[str]:
         for kind, nbytes in peak.by_kind().items()
         if nbytes / unit >= 0.005
     ]
-    return [
+    lines = [
         _row("peak", f"{format_bytes(peak.peak_bytes):12s} {where}".rstrip()),
         _row("", "  ".join(kinds)),
     ]
+    if step.eager_peak_bytes > 1.005 * step.baseline_peak_bytes:
+        eager = format_bytes(step.eager_peak_bytes)
+        lines.append(_row("", f"{eager} without lowtide, which writes in place"))
+    return lines
 
 
 def _time(step: StepGraph) -> str:
