@@ -2,12 +2,17 @@
 
     python benchmarks/feng.py                     # all, two at a time
     python benchmarks/feng.py alexnet densenet121
+    python benchmarks/feng.py --measure           # run them here, at a smaller batch
 
 Each step is captured without running it and priced for the class of device of the
 publication. For each model: the published cut of the activation peak and its extra
 time; what planner `feng` reaches here; what planner `auto` costs at that very peak, and
 its share of feng's extra time; and what `auto` costs at the published cut. All figures
 here are predicted. They go to `benchmarks/results/feng.json`.
+
+With --measure, each goes through `lowtide bench --table feng --measure` instead: real
+activation peaks from fresh processes and times in turns with eager, on this machine, in
+`benchmarks/results/feng-measured.json`.
 """
 
 from __future__ import annotations
@@ -15,6 +20,8 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import subprocess
+import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -26,6 +33,7 @@ from lowtide._report._walk import Walk
 from lowtide.models import PUBLISHED
 
 RESULTS = Path(__file__).parent / "results" / "feng.json"
+MEASURED = RESULTS.with_name("feng-measured.json")
 
 
 def row(name: str, time_limit: float) -> dict[str, Any]:
@@ -80,13 +88,35 @@ def line(r: dict[str, Any]) -> str:
     )
 
 
+def measure(name: str) -> None:
+    """Run one model here and keep what was found."""
+    command = [sys.executable, "-m", "lowtide", "bench", "--table", "feng"]
+    command += ["--measure", "--models", name, "--steps", "3", "--json"]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    (found,) = json.loads(done.stdout)["rows"]
+    kept = json.loads(MEASURED.read_text()) if MEASURED.exists() else {}
+    MEASURED.write_text(json.dumps({**kept, name: found}, indent=1) + "\n")
+    print(
+        f"{name:16} batch {found['measured_batch']:3}  published "
+        f"-{found['published_cut']:.0%} {found['published_overhead']:+.0%}  measured "
+        f"-{found['measured_cut']:.1%} {found['measured_overhead']:+.1%}  "
+        f"{'equal' if found['is_exact'] else 'DIFFERENT'}",
+        flush=True,
+    )
+
+
 def main() -> None:
     """Plan the models named on the command line and write the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="*", default=list(PUBLISHED))
     parser.add_argument("--time-limit", type=float, default=20.0)
     parser.add_argument("--jobs", type=int, default=2, help="models at a time")
+    parser.add_argument("--measure", action="store_true", help="really run them")
     options = parser.parse_args()
+    if options.measure:
+        for name in options.models:
+            measure(name)
+        return
     print(
         f"{'':14} {'':4} {'':5} {'published':^15} {'feng here':^17} "
         f"{'auto at feng peak':^23} {'auto at the cut':^17}\n"

@@ -339,7 +339,8 @@ def _both_ways(
 
     def measurement() -> Measurement:
         with preserved(modules):
-            peak, resident, live = allocated_peak(step(call), modules, (args, kwargs))
+            found = allocated_peak(step(call), modules, (args, kwargs))
+            peak, resident, live = found[:3]
             ours, theirs = timed([step(call), step(function)], modules, 3)
         return Measurement(
             peak, 0, median(ours), tuple(ours), median(theirs), resident, live
@@ -408,7 +409,7 @@ def measure(
 
     with _unwatched(model), preserved(modules):
         step(model)()
-        peak, resident, live = allocated_peak(step(model), modules, batch)
+        peak, resident, live = allocated_peak(step(model), modules, batch)[:3]
         sides = [step(model)] if call is None else [step(model), step(plain)]
         samples = timed(sides, modules, steps)
     if call is not None and not call.watch.forwards:

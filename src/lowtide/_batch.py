@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -154,6 +154,7 @@ class Real:
 
     peak_bytes: int
     seconds: float
+    activation_peak_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,10 +190,8 @@ class BatchRow:
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
 
-        def real(value: Real | None) -> dict[str, float] | None:
-            if value is None:
-                return None
-            return {"peak_bytes": value.peak_bytes, "seconds": value.seconds}
+        def real(value: Real | None) -> dict[str, float | None] | None:
+            return None if value is None else asdict(value)
 
         return {
             "batch": self.batch,
@@ -240,9 +239,12 @@ def measure_both(
     with preserved(modules):
         for run in runs:
             run()
-        peaks = [allocated_peak(run, modules, batch)[0] for run in runs]
+        found = [allocated_peak(run, modules, batch) for run in runs]
         samples = timed(runs, modules, steps)
-    reals = [Real(p, median(s)) for p, s in zip(peaks, samples, strict=True)]
+    reals = [
+        Real(f.peak_bytes, median(s), f.activation_peak_bytes)
+        for f, s in zip(found, samples, strict=True)
+    ]
     return reals[0], reals[1] if len(reals) > 1 else None
 
 

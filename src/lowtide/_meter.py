@@ -21,7 +21,7 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -67,10 +67,17 @@ def clear_gradients(modules: list[nn.Module]) -> None:
         module.zero_grad(set_to_none=True)
 
 
-def allocated_peak(
-    step: Step, modules: list[nn.Module], batch: Any
-) -> tuple[int, int, tuple[int, ...]]:
-    """Peak and resident bytes of one step, and the bytes over time."""
+class Allocated(NamedTuple):
+    """What one step allocated. What only a ledger can tell is empty on a GPU."""
+
+    peak_bytes: int
+    resident_bytes: int
+    live_bytes: tuple[int, ...] = ()
+    activation_peak_bytes: int | None = None
+
+
+def allocated_peak(step: Step, modules: list[nn.Module], batch: Any) -> Allocated:
+    """Run one step and tell what it allocated."""
     clear_gradients(modules)
     gc.collect()
     if _on_cuda(modules):
@@ -78,11 +85,16 @@ def allocated_peak(
         resident = torch.cuda.memory_allocated()
         step()
         torch.cuda.synchronize()
-        return torch.cuda.max_memory_allocated(), resident, ()
+        return Allocated(torch.cuda.max_memory_allocated(), resident)
     from lowtide._profile._ledger import ledger
 
     found = ledger(step, modules=modules, batch=batch)
-    return found.peak_bytes, found.resident_bytes, found.live_bytes
+    return Allocated(
+        found.peak_bytes,
+        found.resident_bytes,
+        found.live_bytes,
+        found.activation_peak_bytes,
+    )
 
 
 def timed(

@@ -170,14 +170,8 @@ def measure_peak(
     system = rss_peak(runner.step, [runner.model])
     clear_gradients([runner.model])
     found = ledger(runner.step, modules=[runner.model], batch=batch)
-    zeros = (0,) * len(found.live_bytes)
-    gradients = found.by_kind.get("gradient", zeros)
-    activations = [
-        live - found.resident_bytes - gradient
-        for live, gradient in zip(found.live_bytes, gradients, strict=True)
-    ]
     return {
         "rss_peak_bytes": system,
         "peak_bytes": found.peak_bytes,
-        "activation_peak_bytes": max(activations, default=0),
+        "activation_peak_bytes": found.activation_peak_bytes,
     }

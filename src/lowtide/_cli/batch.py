@@ -142,7 +142,7 @@ def _read(target: str, option: list[str] | None) -> Target:
 
 
 def _budget(wanted: str | int | None, steps: dict[int, StepGraph]) -> int:
-    peaks = [step.baseline_peak_bytes for step in steps.values()]
+    peaks = [step.eager_peak_bytes for step in steps.values()]
     if wanted is None:
         return min(peaks)
     return to_bytes(wanted, baseline_bytes=max(peaks))
@@ -254,7 +254,10 @@ def _show(
     if measured:
         page.heading("Measured here")
         page.table(
-            ("batch", "peak", "with plan", "samples/s", "with plan", "time"),
+            (
+                *("batch", "peak", "with plan", "activations"),
+                *("samples/s", "with plan", "time"),
+            ),
             [_real_row(row) for row in measured],
         )
     if most:
@@ -291,10 +294,15 @@ def _real_row(row: BatchRow) -> tuple[str, ...]:
     head = (str(row.batch), format_bytes(plain.peak_bytes))
     speed = f"{row.batch / plain.seconds:.1f}"
     if planned is None:
-        return (*head, "-", speed, "-", "-")
+        return (*head, "-", "-", speed, "-", "-")
+    cut = "-"
+    if plain.activation_peak_bytes and planned.activation_peak_bytes is not None:
+        left = planned.activation_peak_bytes / plain.activation_peak_bytes
+        cut = format_percent(left - 1, signed=True)
     return (
         *head,
         format_bytes(planned.peak_bytes),
+        cut,
         speed,
         f"{row.batch / planned.seconds:.1f}",
         format_percent(planned.seconds / plain.seconds - 1, signed=True),

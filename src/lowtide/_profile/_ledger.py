@@ -46,6 +46,13 @@ class LedgerTimeline:
         """The first change that reaches the peak."""
         return self.live_bytes.index(self.peak_bytes) if self.live_bytes else 0
 
+    @property
+    def activation_peak_bytes(self) -> int:
+        """Most bytes at once beyond what was there before and the gradients."""
+        gradients = self.by_kind.get("gradient", (0,) * len(self.live_bytes))
+        pairs = zip(self.live_bytes, gradients, strict=True)
+        return max((n - self.resident_bytes - g for n, g in pairs), default=0)
+
     def at_peak(self) -> dict[Kind, int]:
         """Bytes by kind at the peak; kinds that have none are left out."""
         if not self.live_bytes:
