@@ -4,8 +4,8 @@
     python benchmarks/against.py vit --steps 3
 
 For each model all methods of `lowtide bench --methods all` are run, and lowtide at the
-measured peak of each and at its floor. Peaks are from fresh processes, times in turns
-with eager. `share` is lowtide's extra time over the other method's at the same peak.
+measured peak of each, at its floor, and at the floor of activations alone. Peaks are
+from fresh processes, times in turns with eager. `share` is lowtide's extra time over the other method's at the same peak.
 Results go to `benchmarks/results/against.json` and one picture for each model.
 """
 
@@ -41,7 +41,7 @@ def run(words: tuple[str, ...], steps: int, methods: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "bench.json"
         command = [sys.executable, "-m", "lowtide", "bench", *words]
-        command += ["--methods", methods, "--budgets", "theirs,floor"]
+        command += ["--methods", methods, "--budgets", "theirs,floor,activations"]
         command += ["--steps", str(steps), "--time-limit", "5"]
         subprocess.run(
             [*command, "-o", str(file)], check=True, stdout=subprocess.DEVNULL

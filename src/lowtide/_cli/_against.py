@@ -30,7 +30,9 @@ from lowtide.errors import BudgetTooSmallError, InvalidArgumentError
 if TYPE_CHECKING:
     from lowtide._bench._against import Row
 
-THEIRS, FLOOR = "theirs", "floor"
+# Budgets by word: the peak of each other method, the lowest peak of the whole step, and
+# the lowest of its activations alone.
+THEIRS, FLOOR, ACTIVATIONS = "theirs", "floor", "activations"
 _CHILD = "lowtide._cli._bench_child"
 _MOST_SECONDS_OF_A_CHILD = 1800
 
@@ -56,9 +58,11 @@ def run_against(
             "Give the model or function that it was profiled from",
         )
     words = [part.strip() for part in budgets.split(",") if part.strip()]
-    wanted = [w if w in (THEIRS, FLOOR) else checked_budget(w) for w in words]
+    by_word = (THEIRS, FLOOR, ACTIVATIONS)
+    wanted = [w if w in by_word else checked_budget(w) for w in words]
     load_api()
     from lowtide._bench._against import Row, compare_methods
+    from lowtide._bench._feng import activation_peak_bytes, plan_for_cut
     from lowtide._bench._methods import methods_named, planned_method
     from lowtide._planning import plan as make_plan
 
@@ -72,10 +76,12 @@ def run_against(
     missing: list[Row] = []
     for row, budget in _own_rows(step, wanted, others_rows):
         with stage(f"planning {row.label}", limit_seconds=time_limit):
+            how: dict[str, Any] = {"planner": planner, "time_limit": time_limit}
             try:
-                plan = make_plan(
-                    step, budget=budget, planner=planner, time_limit=time_limit
-                )
+                if budget == ACTIVATIONS:
+                    plan = plan_for_cut(step, activation_peak_bytes(step), 1.0, **how)
+                else:
+                    plan = make_plan(step, budget=budget, **how)
             except BudgetTooSmallError as error:
                 floor = format_bytes(error.floor_bytes)
                 missing.append(replace(row, problem=f"below the floor of {floor}"))
@@ -118,7 +124,8 @@ def _own_rows(
         if budget != THEIRS:
             word = str(budget).replace("%", "").replace(" ", "")
             limit = step.floor_bytes if budget == FLOOR else budget
-            yield Row(f"lowtide_{word}", f"lowtide {budget}"), limit
+            least = ", least activations" if budget == ACTIVATIONS else f" {budget}"
+            yield Row(f"lowtide_{word}", f"lowtide{least}"), limit
             continue
         for other in others[1:]:
             if other.peak_bytes:

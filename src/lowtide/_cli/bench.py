@@ -52,8 +52,8 @@ def bench(
         str,
         typer.Option(
             metavar="LIST",
-            help="Budgets of lowtide's rows; also `floor`, and `theirs`, the peak of "
-            "each other method.",
+            help="Budgets of lowtide's rows; also `floor`, `activations` (their lowest "
+            "peak alone) and `theirs`, the peak of each other method.",
         ),
     ] = "80%,65%,50%",
     methods: Annotated[
