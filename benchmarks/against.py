@@ -5,8 +5,9 @@
 
 For each model all methods of `lowtide bench --methods all` are run, and lowtide at the
 measured peak of each, at its floor, and at the floor of activations alone. Peaks are
-from fresh processes, times in turns with eager. `share` is lowtide's extra time over the other method's at the same peak.
-Results go to `benchmarks/results/against.json` and one picture for each model.
+from fresh processes, times in turns with eager. `share` is lowtide's extra time over
+the other method's at the same peak. Results go to `benchmarks/results/against.json` and
+one picture for each model.
 """
 
 from __future__ import annotations

@@ -70,6 +70,47 @@ def _feng(rows: list[dict[str, Any]]) -> Lines:
         )
 
 
+def _feng_measured(models: dict[str, Any]) -> Lines:
+    yield "| model | batch | published | measured | predicted | MiB | numbers |"
+    yield "|---|---|---|---|---|---|---|"
+    for name, row in models.items():
+        eager, ours = row["measured_eager_bytes"], row["measured_planned_bytes"]
+        yield (
+            f"| {name} | {row['measured_batch']} "
+            f"| -{row['published_cut']:.0%}, +{row['published_overhead']:.0%} "
+            f"| -{row['measured_cut']:.0%}, {_percent(row['measured_overhead'])} "
+            f"| {_percent(row['measured_predicted_overhead'])} "
+            f"| {eager / MIB:,.0f} to {ours / MIB:,.0f} "
+            f"| {'equal' if row['is_exact'] else '**different**'} |"
+        )
+
+
+def _batches(models: dict[str, Any]) -> Lines:
+    yield (
+        "| model | batch | eager MiB | planned MiB | activations | time | predicted |"
+    )
+    yield "|---|---|---|---|---|---|---|"
+    for name, data in models.items():
+        for row in data["rows"]:
+            plain, ours = row["measured_baseline"], row["measured_planned"]
+            if not plain or not ours:
+                continue
+            left = ours["activation_peak_bytes"] / plain["activation_peak_bytes"]
+            predicted = row["planned_seconds"] / row["baseline_seconds"] - 1
+            yield (
+                f"| {name} | {row['batch']} | {plain['peak_bytes'] / MIB:,.0f} "
+                f"| {ours['peak_bytes'] / MIB:,.0f} | {_percent(left - 1)} "
+                f"| {_percent(ours['seconds'] / plain['seconds'] - 1)} "
+                f"| {_percent(predicted)} |"
+            )
+        if "largest_batch" in data:
+            yield (
+                f"| | at most {data['largest_batch']} | "
+                f"| {data['largest_peak_bytes'] / MIB:,.0f} | | "
+                f"| {_percent(data['largest_overhead'])} |"
+            )
+
+
 def _planners(results: list[dict[str, Any]]) -> Lines:
     for result in results:
         shares = [p["share"] for p in next(iter(result["planners"].values()))]
@@ -193,6 +234,8 @@ def _profiles(data: dict[str, Any]) -> Lines:
 _TABLES: dict[str, Callable[[Any], Lines]] = {
     "peaks": _peaks,
     "feng": _feng,
+    "feng-measured": _feng_measured,
+    "batches": _batches,
     "planners": _planners,
     "scale": _scale,
     "against": _against,

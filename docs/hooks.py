@@ -41,7 +41,7 @@ PARTS = {
 }
 _PART = re.compile(rf"^({'|'.join(PARTS)})\b(:?)\s*", re.MULTILINE)
 _HELP = re.compile(r"^<!-- help (\w+) -->$", re.MULTILINE)
-_FIGURES = re.compile(r"^<!-- figures (\w+) -->$", re.MULTILINE)
+_FIGURES = re.compile(r"^<!-- figures ([\w-]+) -->$", re.MULTILINE)
 _LIST = "<!-- planners -->"
 _WIDTH = 78
 

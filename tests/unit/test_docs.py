@@ -104,7 +104,7 @@ def filled(text):
 def test_every_figure_is_read_from_a_result():
     figures = hooks.figures
     page = (ROOT / "docs" / "figures.md").read_text()
-    asked = re.findall(r"^<!-- figures (\w+) -->$", page, re.MULTILINE)
+    asked = re.findall(r"^<!-- figures ([\w-]+) -->$", page, re.MULTILINE)
     assert sorted(asked) == sorted(figures._TABLES)
     for name in asked:
         rows = figures.table(name).splitlines()
