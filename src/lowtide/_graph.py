@@ -56,6 +56,8 @@ KINDS: tuple[Kind, ...] = (
     "temporary",
 )
 SCHEMA = 1
+# Between the names, and the targets, of ops that are folded into one.
+FOLDED = " + "
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 import lowtide
-from lowtide._graph import StepGraph
+from lowtide._graph import FOLDED, StepGraph
+from lowtide._report._export import policies
 from tests.exactness.test_exactness import (
     MODES,
     assert_same,
@@ -60,7 +61,7 @@ class Residual(nn.Module):
 
 def folded(step: StepGraph) -> list[str]:
     """The ops that are several in one, each as its parts."""
-    return [op.target for op in step.ops if " + " in op.target]
+    return [op.target for op in step.ops if FOLDED in op.target]
 
 
 LAYOUTS = ["plain", "channels_last", "float64", "bfloat16"]
@@ -177,3 +178,25 @@ def test_a_folded_step_takes_less_and_the_ledger_agrees() -> None:
     large = 8 * 16 * 64 * 64 * 4
     taken = step.baseline_peak_bytes - step.resident_bytes
     assert 2 * large <= taken < 2.5 * large
+
+
+def test_a_policy_names_each_folded_op() -> None:
+    """torch's selective checkpoint sees the ops of the model, one by one."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = Residual(nn.ReLU)
+    step = lowtide.profile(
+        model, torch.randn(3, 3, 9, 7), loss=lambda y: y.mean(), how="estimate"
+    )
+    plan = lowtide.plan(step, budget="100%", planner="keep_all")
+    rows = policies(step, plan)
+    assert not any(FOLDED in row["op"] or FOLDED in row["target"] for row in rows)
+    by_target = {
+        short: [r["policy"] for r in rows if short in r["target"]]
+        for short in ("relu", "batch_norm", "mul", "add")
+    }
+    # A ReLU's result and a normalisation's statistics are kept, what is between is not.
+    assert by_target["relu"] == ["MUST_SAVE"] * 4
+    assert by_target["batch_norm"] == ["MUST_SAVE"] * 3
+    assert by_target["mul"] == ["MUST_RECOMPUTE"] * 3
+    assert set(by_target["add"]) == {"MUST_RECOMPUTE"}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from lowtide._capture._joint import Piece, PieceOp, module_of, signature_of, source_of
-from lowtide._graph import Op, Region, StepGraph, Storage, check_graph
+from lowtide._graph import FOLDED, Op, Region, StepGraph, Storage, check_graph
 
 ALIGNMENT_BYTES = {"cpu": 64, "cuda": 512}
 
@@ -73,8 +73,8 @@ def _op(op: PieceOp, number: int) -> Op:
     nodes = [op.node, *(f.node for f in op.then)]
     return Op(
         id=number,
-        name=" + ".join(n.name for n in nodes) + suffix[op.variant],
-        target=" + ".join(str(n.target) for n in nodes),
+        name=FOLDED.join(n.name for n in nodes) + suffix[op.variant],
+        target=FOLDED.join(str(n.target) for n in nodes),
         reads=op.reads,
         writes=op.writes,
         phase="forward" if op.is_forward else "backward",

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lowtide._graph import StepGraph
+from lowtide._graph import FOLDED, Op, StepGraph
 from lowtide._plan import Plan, Run
 from lowtide._report._files import write_whole
 from lowtide._report._snapshot import snapshot_bytes
@@ -173,22 +173,37 @@ def timeline_csv(step: StepGraph, plan: Plan) -> str:
 def policies(step: StepGraph, plan: Plan) -> list[dict[str, Any]]:
     """For each forward op, whether the selective form saves or recomputes it.
 
-    An op is saved if anything it makes is kept. What lowtide recomputes more than once,
-    or frees and makes again within the backward, the selective form cannot say; it
-    gets MUST_RECOMPUTE, which keeps the least.
+    An op is saved if anything it makes is kept; of ops folded into one, each is asked
+    for itself. What lowtide recomputes more than once, or frees and makes again within
+    the backward, the selective form cannot say; it gets MUST_RECOMPUTE, which keeps the
+    least.
     """
     kept = frozenset(plan.kept)
     return [
         {
-            "op": op.name,
-            "target": op.target,
+            "op": name,
+            "target": target,
             "module": op.module,
             "source": op.source,
-            "policy": "MUST_SAVE" if kept.intersection(op.writes) else "MUST_RECOMPUTE",
+            "policy": "MUST_SAVE" if kept.intersection(made) else "MUST_RECOMPUTE",
         }
         for op in step.ops
         if op.phase == "forward" and op.opens < 0 and not op.standby
+        for name, target, made in _parts(step, op)
     ]
+
+
+def _parts(step: StepGraph, op: Op) -> list[tuple[str, str, set[int]]]:
+    """The ops folded into this one: name, target, and what is left of its results.
+
+    What the last one makes has its name; all else comes from the first.
+    """
+    names, targets = op.name.split(FOLDED), op.target.split(FOLDED)
+    last = {s for s in op.writes if step.storages[s].name == names[-1]}
+    if len(names) == 1:
+        last = set(op.writes)
+    made = [set(op.writes) - last, *(set[int]() for _ in names[2:]), last]
+    return list(zip(names, targets, made[-len(names) :], strict=True))
 
 
 def policy_tags(step: StepGraph, plan: Plan) -> str:
