@@ -1,6 +1,6 @@
 """Larger batches in the memory of a small one, predicted and really run.
 
-    python benchmarks/batches.py                  # all three
+    python benchmarks/batches.py                  # all of them
     python benchmarks/batches.py resnet152
 
 Each model goes through `lowtide batch`: the budget is the peak of its smallest batch
@@ -20,13 +20,13 @@ from typing import Any
 
 HERE = Path(__file__).parent / "results"
 RESULTS = HERE / "batches.json"
+_GPT2 = ("gpt2", "-O", "layers=6", "-O", "width=384", "-O", "heads=6")
+_GPT2 += ("-O", "vocab=4096", "-O", "sequence=128", "--batches", "4,8,10,12")
 MODELS: dict[str, tuple[str, ...]] = {
     "resnet50": ("resnet50", "-O", "image=96", "--batches", "8,16,20,24"),
     "resnet152": ("resnet152", "-O", "image=96", "--batches", "8,16,20,24"),
-    "gpt2": (
-        *("gpt2", "-O", "layers=6", "-O", "width=384", "-O", "heads=6"),
-        *("-O", "vocab=4096", "-O", "sequence=128", "--batches", "4,8,10,12"),
-    ),
+    "gpt2": (*_GPT2, "-O", "dropout=0.0"),
+    "gpt2_dropout": _GPT2,
 }
 
 
