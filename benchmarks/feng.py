@@ -29,7 +29,6 @@ from typing import Any
 
 from lowtide import planners
 from lowtide._bench._feng import activation_peak_bytes, plan_for_cut, published_step
-from lowtide._report._walk import Walk
 from lowtide.models import PUBLISHED
 
 RESULTS = Path(__file__).parent / "results" / "feng.json"
@@ -49,7 +48,7 @@ def row(name: str, time_limit: float) -> dict[str, Any]:
     at_cut = plan_for_cut(step, baseline, cut, time_limit=time_limit)
 
     def cut_of(plan: Any) -> float:
-        return 1 - Walk(step, plan.schedule).within_step_bytes / baseline
+        return 1 - activation_peak_bytes(step, plan) / baseline
 
     return {
         "name": name,

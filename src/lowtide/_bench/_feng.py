@@ -18,8 +18,8 @@ from lowtide import models, planners
 from lowtide._api import profile
 from lowtide._graph import StepGraph
 from lowtide._plan import Plan
-from lowtide._report._walk import Walk
-from lowtide._schedule import make_plan, with_frees
+from lowtide._schedule import make_plan
+from lowtide._simulate import simulate
 from lowtide.errors import BudgetTooSmallError
 from lowtide.models import Published
 
@@ -94,7 +94,7 @@ def feng_row(
     cut = published.cut_percent / 100
     baseline = activation_peak_bytes(step)
     plan = plan_for_cut(step, baseline, cut, planner=planner, time_limit=time_limit)
-    kept = Walk(step, plan.schedule).within_step_bytes
+    kept = activation_peak_bytes(step, plan)
     return FengRow(
         name=published.name,
         batch=published.batch,
@@ -111,9 +111,20 @@ def feng_row(
     )
 
 
-def activation_peak_bytes(step: StepGraph) -> int:
-    """The unplanned peak without residents and gradients, as publications count."""
-    return Walk(step, with_frees(step, step.baseline)).within_step_bytes
+def activations_alone(step: StepGraph) -> StepGraph:
+    """The step as publications count it: no residents, no outputs, no scratch."""
+    lasting = frozenset(step.outputs).union(step.resident)
+    storages = [replace(s, nbytes=0) if s.id in lasting else s for s in step.storages]
+    ops = [replace(op, scratch_bytes=0) for op in step.ops]
+    return replace(step, storages=tuple(storages), ops=tuple(ops))
+
+
+def activation_peak_bytes(step: StepGraph, plan: Plan | None = None) -> int:
+    """The peak of activations alone, as it is or with a plan."""
+    alone = activations_alone(step)
+    if plan is None:
+        return alone.baseline_peak_bytes
+    return simulate(alone, plan.schedule).peak_bytes
 
 
 def _bound(plan: Plan) -> float:
@@ -135,11 +146,7 @@ def plan_for_cut(
     plan is made for the same step with nothing but activations in it. Its proof speaks
     of that step too.
     """
-    lasting = frozenset(step.outputs).union(step.resident)
-    storages = tuple(
-        replace(s, nbytes=0) if s.id in lasting else s for s in step.storages
-    )
-    activations = replace(step, storages=storages)
+    activations = activations_alone(step)
     goal = int((1 - cut) * baseline_activation_bytes)
     load = planners.load(planner).plan
     try:
