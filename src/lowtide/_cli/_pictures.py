@@ -138,27 +138,20 @@ def against_picture(data: dict[str, Any], form: str) -> bytes:
 
 
 def _label(axes: Any, labels: list[tuple[float, float, str]]) -> None:
-    """Write each label right of its mark, or higher where something is in its way."""
-    left, right = axes.get_xlim()
-    low, high = axes.get_ylim()
-    high += 0.15 * (high - low)
-    axes.set_ylim(low, high)
-    height = 0.04 * (high - low)
-    mark = 0.008 * (right - left)
-    taken = [(x - mark, x + mark, y) for x, y, _ in labels]
-    for x, y, text in sorted(labels, key=lambda label: label[1]):
-        width = 0.0075 * len(text) * (right - left)
-        start = x + 0.012 * (right - left)
-        if start + width > right + 0.05 * (right - left):
-            start = x - width - 0.012 * (right - left)
-        place = y + 0.2 * height
-        while any(
-            abs(place - other) < height and start < end and begin < start + width
-            for begin, end, other in taken
-        ):
-            place += 0.25 * height
-        taken.append((start, start + width, place))
-        axes.text(start, place, text, fontsize=7)
+    """A letter at each mark, and what the letters stand for beside the axes."""
+    for place, (x, y, text) in enumerate(sorted(labels)):
+        letter = chr(ord("a") + place)
+        axes.annotate(
+            letter, (x, y), xytext=(5, 3), textcoords="offset points", fontsize=8
+        )
+        axes.text(
+            1.03,
+            0.97 - 0.07 * place,
+            f"{letter}  {text}",
+            transform=axes.transAxes,
+            fontsize=8,
+            verticalalignment="top",
+        )
 
 
 def table_picture(data: dict[str, Any], form: str) -> bytes:
