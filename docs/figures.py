@@ -156,8 +156,8 @@ def _against(models: dict[str, Any]) -> Lines:
         yield f"### {name}\n"
         yield (
             f"`lowtide bench {' '.join(data['target'])} --methods all --budgets "
-            f"theirs,floor,activations`: eager {eager['peak_bytes'] / MIB:,.0f} MiB allocated, "
-            f"{above / MIB:,.0f} of it above what is there before the step, "
+            f"theirs,floor,activations`: eager {eager['peak_bytes'] / MIB:,.0f} MiB "
+            f"allocated, {above / MIB:,.0f} of it above what is there before the step, "
             f"{eager['seconds']:.2f} s.\n"
         )
         yield (
