@@ -10,8 +10,8 @@ shares of the step's baseline peak, residents and gradients included; the last c
 are the lowest peak the planner reaches, and what `auto` costs there. Planning time is
 that of the slowest budget: planners that remember what they tried answer all but the
 first at once. Below each table stands where `auto` is not the best of all. Figures are
-simulated; those of real runs are measured elsewhere. Runs without targets write
-`results/planners.json` and `planners.png`.
+simulated; those of real runs are measured elsewhere. What all planners make of the
+built-in models is kept in `results/planners.json` and `planners.png`.
 """
 
 from __future__ import annotations
@@ -248,7 +248,10 @@ def main() -> None:
             print(show(result), flush=True)
     num = sum(len(losses(r)) for r in results if "auto" in r["planners"])
     print(f"\n{num} comparisons lost by auto on {len(results)} steps")
-    if options.targets == list(MODELS):
+    if set(options.targets) <= set(MODELS) and names == list(planners.available()):
+        known = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
+        found = {r["name"]: r for r in (*known, *results)}
+        results = [found[name] for name in MODELS if name in found]
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")
         draw(results, RESULTS.with_suffix(".png"))
         print(f"written to {RESULTS} and {RESULTS.with_suffix('.png')}")
