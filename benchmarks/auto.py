@@ -19,8 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lowtide._graph import StepGraph
 from lowtide.planners.auto._search import Search
+from lowtide.step.graph import StepGraph
 
 MODELS: dict[str, dict[str, Any]] = {
     "resnet50": {"batch": 8},

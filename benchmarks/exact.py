@@ -20,9 +20,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from lowtide._graph import StepGraph
 from lowtide.errors import BudgetTooSmallError
 from lowtide.planners.auto import _search
+from lowtide.step.graph import StepGraph
 from tests.unit.test_auto_exact import INFINITE, least_seconds, small_step
 
 RESULTS = Path(__file__).parent / "results" / "exact.json"

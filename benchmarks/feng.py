@@ -28,7 +28,11 @@ from pathlib import Path
 from typing import Any
 
 from lowtide import planners
-from lowtide._bench._feng import activation_peak_bytes, plan_for_cut, published_step
+from lowtide.engine.bench.feng import (
+    activation_peak_bytes,
+    plan_for_cut,
+    published_step,
+)
 from lowtide.models import PUBLISHED
 
 RESULTS = Path(__file__).parent / "results" / "feng.json"

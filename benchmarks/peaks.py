@@ -40,8 +40,8 @@ def built(name: str, threads: int) -> tuple[Any, Callable[[], Any]]:
     import torch
 
     from lowtide import models
-    from lowtide._api import arguments_of
-    from lowtide._run import training_step
+    from lowtide.engine.api import arguments_of
+    from lowtide.engine.runtime import training_step
 
     torch.set_num_threads(threads)
     torch.manual_seed(0)
@@ -74,7 +74,7 @@ def planned(example: Any, name: str, budget: str, folder: str) -> tuple[Any, Any
 def bytes_of(name: str, budget: str, threads: int, folder: str) -> dict[str, Any]:
     """The peaks of one row, measured in this process."""
     import lowtide
-    from lowtide._meter import allocated_peak, preserved, rss_peak
+    from lowtide.engine.meter import allocated_peak, preserved, rss_peak
 
     example, step = built(name, threads)
     model = example.model
@@ -101,7 +101,7 @@ def times_of(
 ) -> dict[str, dict[str, float]]:
     """Time over eager's at each budget, all in turns in this process."""
     import lowtide
-    from lowtide._meter import median, timed
+    from lowtide.engine.meter import median, timed
 
     sides = [built(name, threads) for _ in [EAGER, *budgets]]
     for (example, _), budget in zip(sides[1:], budgets, strict=True):
@@ -179,7 +179,7 @@ def main() -> None:
         f"{'model':12} {'budget':8} {'budget':>9} {'predicted':>9} {'ledger':>9} "
         f"{'':7} {'system':>9} {'':7}  time / eager     (MiB)"
     )
-    from lowtide._meter import MALLOC_ENVIRONMENT
+    from lowtide.engine.meter import MALLOC_ENVIRONMENT
 
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:

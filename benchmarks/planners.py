@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from lowtide import planners
-from lowtide._graph import StepGraph
 from lowtide.errors import BudgetTooSmallError, LowtideError
+from lowtide.step.graph import StepGraph
 
 MODELS: dict[str, dict[str, Any]] = {
     "resnet50": {"batch": 8},

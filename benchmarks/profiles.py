@@ -77,7 +77,7 @@ def main() -> None:
 
 def calibration() -> dict[str, Any]:
     """Describe this machine, and say how long that took."""
-    from lowtide._profile import calibrate
+    from lowtide.engine.costs import calibrate
 
     begin = time.perf_counter()
     device = calibrate()
@@ -90,7 +90,7 @@ def one_model(name: str) -> dict[str, Any]:
     """Everything about one model."""
     import lowtide
     from lowtide import models
-    from lowtide._profile import ledger
+    from lowtide.engine.costs import ledger
 
     note(f"{name}: building")
     example = models.build(name, **MODELS.get(name, {}))
@@ -133,7 +133,7 @@ def one_model(name: str) -> dict[str, Any]:
 
 def step_of(example: Any) -> Callable[[], None]:
     """The eager training step of an example."""
-    from lowtide._run import default_loss
+    from lowtide.engine.runtime import default_loss
 
     def step() -> None:
         batch = example.batch
@@ -150,7 +150,7 @@ def step_of(example: Any) -> Callable[[], None]:
 
 def system_peak(name: str) -> int:
     """Bytes that the operating system sees a step take, in a fresh process."""
-    from lowtide._meter import MALLOC_ENVIRONMENT
+    from lowtide.engine.meter import MALLOC_ENVIRONMENT
 
     command = [sys.executable, __file__, name, "--system-peak"]
     command += ["--threads", os.environ["OMP_NUM_THREADS"]]
@@ -162,7 +162,7 @@ def system_peak(name: str) -> int:
 def system_peak_here(name: str) -> int:
     """The same in this process, after a first step has set everything up."""
     from lowtide import models
-    from lowtide._meter import rss_peak
+    from lowtide.engine.meter import rss_peak
 
     example = models.build(name, **MODELS.get(name, {}))
     step = step_of(example)
@@ -200,7 +200,7 @@ def graph_step_seconds(profile: Any, example: Any) -> float:
     """Seconds of the step run from its graph as lowtide does, with everything kept."""
     import lowtide
     from lowtide import planners
-    from lowtide._api import restore
+    from lowtide.engine.api import restore
 
     plan = planners.load("keep_all").plan(profile, None)
     lowtide.apply(example.model, plan)
@@ -218,7 +218,7 @@ def spread(step: Any) -> float:
 
 def against_estimate(measured: Any, estimated: Any) -> dict[str, float]:
     """How an estimate orders the distinct ops, and what it says of the whole."""
-    from lowtide._profile._calibrate import rank_correlation
+    from lowtide.engine.costs.calibrate import rank_correlation
 
     pairs = {
         measured.ops[i].signature: (measured.ops[i].seconds, estimated.ops[i].seconds)
@@ -238,7 +238,7 @@ def large() -> dict[str, Any]:
     code = (
         "import json, resource, time, torch, lowtide\n"
         "from lowtide import models\n"
-        "from lowtide._queries import format_profile\n"
+        "from lowtide.step.analysis import format_profile\n"
         "from torch._subclasses import FakeTensorMode\n"
         "begin = time.perf_counter()\n"
         "with FakeTensorMode(allow_non_fake_inputs=True):\n"

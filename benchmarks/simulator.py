@@ -11,9 +11,9 @@ import statistics
 import time
 from pathlib import Path
 
-from lowtide._graph import Op, Region, StepGraph, Storage
-from lowtide._schedule import with_frees
-from lowtide._simulate import LiveBytes, simulate
+from lowtide.step.graph import Op, Region, StepGraph, Storage
+from lowtide.step.schedule import with_frees
+from lowtide.step.simulate import LiveBytes, simulate
 
 RESULTS = Path(__file__).parent / "results" / "simulator.json"
 

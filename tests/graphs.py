@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from lowtide._graph import Kind, Op, Region, StepGraph, Storage, check_graph
+from lowtide.step.graph import Kind, Op, Region, StepGraph, Storage, check_graph
 
 BYTES_PER_SECOND = 1e10
 FLOPS_PER_SECOND = 1e11

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from lowtide import Plan, Proof, Reference, StepGraph
-from lowtide._plan import Run
-from lowtide._schedule import from_kept, make_plan, saved_by_baseline
-from lowtide._simulate import simulate
+from lowtide.step.plan import Run
+from lowtide.step.schedule import from_kept, make_plan, saved_by_baseline
+from lowtide.step.simulate import simulate
 from tests.graphs import transformer
 
 # While hb runs: x 8 + a 16 + b 40 + c 4 + d 4 + db 40 = 112; c is an output.

@@ -12,38 +12,40 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from lowtide.step import graph as _graph
+
 __version__ = "0.1.0"
 
 _EXPORTS = {
-    "optimize": "_api",
-    "apply": "_api",
-    "restore": "_api",
-    "planned": "_api",
-    "profile": "_api",
-    "verify": "_api",
-    "measure": "_api",
-    "largest_batch": "_batch",
-    "plan": "_planning",
-    "Measurement": "_meter",
-    "Verification": "_verify",
-    "StepGraph": "_graph",
-    "Op": "_graph",
-    "Storage": "_graph",
-    "Plan": "_plan",
-    "Proof": "_plan",
-    "Run": "_plan",
-    "Free": "_plan",
-    "Timeline": "_simulate",
-    "simulate": "_simulate",
-    "sweep": "_sweep",
-    "Frontier": "_sweep",
-    "explain": "_explain",
-    "report": "_report",
-    "Report": "_report",
-    "Reference": "_report",
-    "diff": "_diff",
-    "Diff": "_diff",
-    "export": "_report._export",
+    "optimize": "engine.api",
+    "apply": "engine.api",
+    "restore": "engine.api",
+    "planned": "engine.api",
+    "profile": "engine.api",
+    "verify": "engine.api",
+    "measure": "engine.api",
+    "largest_batch": "engine.batch",
+    "plan": "planners._request",
+    "Measurement": "engine.meter",
+    "Verification": "engine.verify",
+    "StepGraph": "step.graph",
+    "Op": "step.graph",
+    "Storage": "step.graph",
+    "Plan": "step.plan",
+    "Proof": "step.plan",
+    "Run": "step.plan",
+    "Free": "step.plan",
+    "Timeline": "step.simulate",
+    "simulate": "step.simulate",
+    "sweep": "planners._sweep",
+    "Frontier": "planners._sweep",
+    "explain": "reporting.explain",
+    "report": "reporting",
+    "Report": "reporting",
+    "Reference": "reporting",
+    "diff": "reporting.diff",
+    "Diff": "reporting.diff",
+    "export": "reporting.export",
     "LowtideError": "errors",
     "BudgetTooSmallError": "errors",
     "BudgetFormatError": "errors",
@@ -58,35 +60,45 @@ _EXPORTS = {
 _MODULES = ("chains", "planners", "errors", "models", "backend")
 
 if TYPE_CHECKING:
-    from lowtide._api import apply as apply
-    from lowtide._api import measure as measure
-    from lowtide._api import optimize as optimize
-    from lowtide._api import planned as planned
-    from lowtide._api import profile as profile
-    from lowtide._api import restore as restore
-    from lowtide._api import verify as verify
-    from lowtide._batch import largest_batch as largest_batch
-    from lowtide._diff import Diff as Diff
-    from lowtide._diff import diff as diff
-    from lowtide._explain import explain as explain
-    from lowtide._graph import Op as Op
-    from lowtide._graph import StepGraph as StepGraph
-    from lowtide._graph import Storage as Storage
-    from lowtide._meter import Measurement as Measurement
-    from lowtide._plan import Free as Free
-    from lowtide._plan import Plan as Plan
-    from lowtide._plan import Proof as Proof
-    from lowtide._plan import Run as Run
-    from lowtide._planning import plan as plan
-    from lowtide._report import Reference as Reference
-    from lowtide._report import Report as Report
-    from lowtide._report import report as report
-    from lowtide._report._export import export as export
-    from lowtide._simulate import Timeline as Timeline
-    from lowtide._simulate import simulate as simulate
-    from lowtide._sweep import Frontier as Frontier
-    from lowtide._sweep import sweep as sweep
-    from lowtide._verify import Verification as Verification
+    from lowtide.engine.api import apply as apply
+    from lowtide.engine.api import measure as measure
+    from lowtide.engine.api import optimize as optimize
+    from lowtide.engine.api import planned as planned
+    from lowtide.engine.api import profile as profile
+    from lowtide.engine.api import restore as restore
+    from lowtide.engine.api import verify as verify
+    from lowtide.engine.batch import largest_batch as largest_batch
+    from lowtide.engine.meter import Measurement as Measurement
+    from lowtide.engine.verify import Verification as Verification
+    from lowtide.planners._request import plan as plan
+    from lowtide.planners._sweep import Frontier as Frontier
+    from lowtide.planners._sweep import sweep as sweep
+    from lowtide.reporting import Reference as Reference
+    from lowtide.reporting import Report as Report
+    from lowtide.reporting import report as report
+    from lowtide.reporting.diff import Diff as Diff
+    from lowtide.reporting.diff import diff as diff
+    from lowtide.reporting.explain import explain as explain
+    from lowtide.reporting.export import export as export
+    from lowtide.step.graph import Op as Op
+    from lowtide.step.graph import StepGraph as StepGraph
+    from lowtide.step.graph import Storage as Storage
+    from lowtide.step.plan import Free as Free
+    from lowtide.step.plan import Plan as Plan
+    from lowtide.step.plan import Proof as Proof
+    from lowtide.step.plan import Run as Run
+    from lowtide.step.simulate import Timeline as Timeline
+    from lowtide.step.simulate import simulate as simulate
+
+
+def _find_floor(step: _graph.StepGraph) -> int:
+    """The floor of a step; the planners are loaded when the first one is asked for."""
+    from lowtide.planners import least_peak_bytes
+
+    return least_peak_bytes(step)
+
+
+_graph.find_floor = _find_floor
 
 
 def __getattr__(name: str) -> object:

@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import fx
 
-from lowtide._compile import compile_with
-from lowtide._run import PlannedCall, Settings
+from lowtide.engine.compile import compile_with
+from lowtide.engine.runtime import PlannedCall, Settings
 from lowtide.errors import InvalidArgumentError
 
 _KNOWN = ("budget", "planner", "time_limit", "cache")

@@ -1,6 +1,6 @@
 """The `lowtide` command: verbs, help, and what happens when something fails.
 
-Each verb is one file in `_cli`. Nothing here imports torch; a verb that needs it does
+Each verb is one file in `shell/verbs`. Nothing here imports torch; a verb that needs it does
 so when it runs.
 """
 
@@ -18,22 +18,22 @@ import typer
 from typer.core import TyperGroup
 
 from lowtide import __version__
-from lowtide._cli import _failures
-from lowtide._cli.batch import batch
-from lowtide._cli.bench import bench
-from lowtide._cli.demo import demo
-from lowtide._cli.diff import diff
-from lowtide._cli.doctor import doctor
-from lowtide._cli.explain import explain
-from lowtide._cli.export import export
-from lowtide._cli.models import models
-from lowtide._cli.plan import plan
-from lowtide._cli.planners import planners
-from lowtide._cli.profile import profile
-from lowtide._cli.report import report
-from lowtide._cli.sweep import sweep
-from lowtide._cli.verify import verify
 from lowtide.errors import LowtideWarning
+from lowtide.shell import failures
+from lowtide.shell.verbs.batch import batch
+from lowtide.shell.verbs.bench import bench
+from lowtide.shell.verbs.demo import demo
+from lowtide.shell.verbs.diff import diff
+from lowtide.shell.verbs.doctor import doctor
+from lowtide.shell.verbs.explain import explain
+from lowtide.shell.verbs.export import export
+from lowtide.shell.verbs.models import models
+from lowtide.shell.verbs.plan import plan
+from lowtide.shell.verbs.planners import planners
+from lowtide.shell.verbs.profile import profile
+from lowtide.shell.verbs.report import report
+from lowtide.shell.verbs.sweep import sweep
+from lowtide.shell.verbs.verify import verify
 
 START, PLAN, LOOK, COMPARE = "Start here", "Plan", "Look", "Compare"
 
@@ -161,18 +161,18 @@ def main(arguments: list[str] | None = None) -> None:
 def _run(words: list[str]) -> int:
     try:
         done = app(words, prog_name="lowtide", standalone_mode=False)
-        if done == _failures.INTERRUPTED:  # what typer makes of Ctrl-C
+        if done == failures.INTERRUPTED:  # what typer makes of Ctrl-C
             raise KeyboardInterrupt
-        return done if isinstance(done, int) else _failures.OK
+        return done if isinstance(done, int) else failures.OK
     except BrokenPipeError:
         return _hang_up()
     except _usage_error() as error:
         return _show_usage(error)
     except typer.Abort:
-        return _failures.show_error(KeyboardInterrupt())
+        return failures.show_error(KeyboardInterrupt())
     except (Exception, KeyboardInterrupt) as error:
         with contextlib.suppress(BrokenPipeError):
-            return _failures.show_error(error, as_json="--json" in words)
+            return failures.show_error(error, as_json="--json" in words)
         return _hang_up()
 
 
@@ -184,10 +184,10 @@ def _usage_error() -> type[Exception]:
 
 def _show_usage(error: Any) -> int:
     context = getattr(error, "ctx", None)
-    _failures.say("error", error.format_message())
+    failures.say("error", error.format_message())
     path = context.command_path if context is not None else "lowtide"
     print(f"See `{path} --help` for what it takes.", file=sys.stderr)
-    return _failures.USAGE
+    return failures.USAGE
 
 
 def _flush(code: int) -> int:
@@ -197,9 +197,9 @@ def _flush(code: int) -> int:
     except BrokenPipeError:
         return _hang_up()
     except OSError as error:
-        _failures.say("error", f"cannot write to standard output: {error.strerror}")
+        failures.say("error", f"cannot write to standard output: {error.strerror}")
         _drop_output()
-        return code or _failures.FAILURE
+        return code or failures.FAILURE
     return code
 
 
@@ -217,7 +217,7 @@ def _drop_output() -> None:
 class _Handler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         label = "warning" if record.levelno >= logging.WARNING else "info"
-        _failures.say(label, record.getMessage())
+        failures.say(label, record.getMessage())
 
 
 def _listen(verbose: bool) -> None:
@@ -230,7 +230,7 @@ def _listen(verbose: bool) -> None:
         # Other packages' warnings are for those who run them, not for this command.
         warnings.simplefilter("ignore")
         warnings.simplefilter("default", LowtideWarning)
-    warnings.showwarning = lambda message, *rest, **more: _failures.say(
+    warnings.showwarning = lambda message, *rest, **more: failures.say(
         "warning", str(message)
     )
 

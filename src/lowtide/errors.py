@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lowtide._format import format_bytes
+from lowtide.step.format import format_bytes
 
 TESTED_TORCH = "torch>=2.13,<2.14"
 

@@ -13,11 +13,11 @@ from itertools import pairwise
 import pytest
 
 from lowtide import planners
-from lowtide._graph import StepGraph
-from lowtide._plan import Plan, Run
-from lowtide._schedule import crossing
-from lowtide._simulate import simulate
 from lowtide.errors import BudgetTooSmallError
+from lowtide.step.graph import StepGraph
+from lowtide.step.plan import Plan, Run
+from lowtide.step.schedule import crossing
+from lowtide.step.simulate import simulate
 from tests.graphs import GRAPHS, chain
 
 FRACTIONS = (0.9, 0.75, 0.6, 0.45)

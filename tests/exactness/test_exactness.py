@@ -15,10 +15,10 @@ import torch
 from torch import nn
 
 from lowtide import planners
-from lowtide._api import arguments_of
-from lowtide._graph import StepGraph
-from lowtide._plan import Plan
-from lowtide._run import PlannedCall, Settings, default_loss
+from lowtide.engine.api import arguments_of
+from lowtide.engine.runtime import PlannedCall, Settings, default_loss
+from lowtide.step.graph import StepGraph
+from lowtide.step.plan import Plan
 from tests.exactness.models import CASES, Case
 
 

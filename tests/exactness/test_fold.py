@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import lowtide
-from lowtide._graph import FOLDED, StepGraph
-from lowtide._report._export import policies
+from lowtide.reporting.export import policies
+from lowtide.step.graph import FOLDED, StepGraph
 from tests.exactness.test_exactness import (
     MODES,
     assert_same,

@@ -238,7 +238,7 @@ def test_any_explicit_schedule_can_run(net: Net, batch: torch.Tensor) -> None:
     """Ops run many times, storages freed and made again between two backward uses."""
     plain = copy.deepcopy(net)
     profiled = lowtide.profile(net, batch, loss=lambda y: (y**2).mean())
-    from lowtide._schedule import make_plan, missing_cone, with_frees
+    from lowtide.step.schedule import make_plan, missing_cone, with_frees
 
     # Before every backward op, make everything it reads again from the residents.
     sequence: list[int] = []
@@ -308,7 +308,7 @@ def test_optimize_can_verify_first(
     step(plain, batch)
     assert all(map(torch.equal, gradients(net), gradients(plain)))
     # A rewrite that draws again is caught before the first step trains on it.
-    from lowtide import _rewrite
+    from lowtide.engine import rewrite as _rewrite
     from tests.exactness.test_traps import draw_again
 
     monkeypatch.setattr(_rewrite, "run_with_generator_state", draw_again)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from lowtide import _rewrite
-from lowtide._capture import _joint
+from lowtide.engine import rewrite as _rewrite
+from lowtide.engine.capture import joint
 from tests.exactness.models import CASES
 from tests.exactness.test_exactness import assert_same, build, everything_again, train
 
@@ -44,12 +44,12 @@ def test_normalising_again_with_changed_statistics_is_seen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def plain_again(self: Any, op: Any) -> Any:
-        return _joint.PieceOp(
+        return joint.PieceOp(
             op.node, "plain", op.reads, op.writes, is_forward=op.is_forward
         )
 
     # PieceOp.standby is derived from the variant; a plain op stands in for itself.
-    monkeypatch.setattr(_joint._Reader, "batch_norm_again", plain_again)
-    monkeypatch.setattr(_joint.PieceOp, "standby", property(lambda op: not op.once))
+    monkeypatch.setattr(joint._Reader, "batch_norm_again", plain_again)
+    monkeypatch.setattr(joint.PieceOp, "standby", property(lambda op: not op.once))
     with pytest.raises((RuntimeError, AssertionError, ValueError)):
         assert_same(*planned_and_plain("batch_norm_training"))

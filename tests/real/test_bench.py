@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from lowtide import models
-from lowtide._bench._against import compare_methods
-from lowtide._bench._feng import activation_peak_bytes, plan_for_cut
-from lowtide._bench._methods import methods_named, other_methods, repeated_blocks
+from lowtide.engine.bench.against import compare_methods
+from lowtide.engine.bench.feng import activation_peak_bytes, plan_for_cut
+from lowtide.engine.bench.methods import methods_named, other_methods, repeated_blocks
 from lowtide.errors import InvalidArgumentError
 from tests.graphs import transformer
 from tests.shell import run

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import pytest
 
 import lowtide
-from lowtide._format import format_bytes
+from lowtide.step.format import format_bytes
 from tests.report_steps import (
     NASTY,
     Measurement,

@@ -7,8 +7,6 @@ import time
 import pytest
 
 from lowtide import planners
-from lowtide._graph import StepGraph
-from lowtide._simulate import simulate
 from lowtide.errors import BudgetTooSmallError, InvalidScheduleError
 from lowtide.planners.auto import _search, frontier, lowest_within, plan
 from lowtide.planners.auto._draft import Draft
@@ -16,6 +14,8 @@ from lowtide.planners.auto._effort import Effort
 from lowtide.planners.auto._evict import Evictor
 from lowtide.planners.auto._keep import Remover
 from lowtide.planners.auto._problem import Problem
+from lowtide.step.graph import StepGraph
+from lowtide.step.simulate import simulate
 from tests.graphs import GRAPHS, chain, residual, transformer
 
 OTHERS = [n for n in planners.available() if n not in ("auto", "checkmate")]
@@ -133,7 +133,7 @@ def test_the_lowest_peak_within_a_time_takes_no_longer() -> None:
 
 @pytest.mark.parametrize("step", GRAPHS, ids=lambda g: g.name)
 def test_a_draft_agrees_with_the_simulator(step: StepGraph) -> None:
-    from lowtide._schedule import with_frees
+    from lowtide.step.schedule import with_frees
 
     problem = Problem(step)
     draft = Draft(problem, problem.baseline)

@@ -8,12 +8,12 @@ import random
 
 import pytest
 
-from lowtide._graph import Op, Region, StepGraph, Storage, check_graph
 from lowtide.errors import BudgetTooSmallError
 from lowtide.planners.auto import plan
 from lowtide.planners.auto._bound import Relaxation, ancestors, must_run
 from lowtide.planners.auto._floor import peak_bound_bytes
 from lowtide.planners.auto._problem import Problem
+from lowtide.step.graph import Op, Region, StepGraph, Storage, check_graph
 
 INFINITE = float("inf")
 

@@ -8,7 +8,7 @@ from torch import nn
 
 import lowtide
 from lowtide import BudgetFormatError, BudgetTooSmallError, StepGraph
-from lowtide._batch import BatchRow, Real, best_row, find_largest
+from lowtide.engine.batch import BatchRow, Real, best_row, find_largest
 from lowtide.errors import InvalidArgumentError
 
 

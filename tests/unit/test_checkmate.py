@@ -9,11 +9,11 @@ import time
 
 import pytest
 
-from lowtide._graph import StepGraph
-from lowtide._schedule import with_frees
-from lowtide._simulate import simulate
 from lowtide.errors import BudgetTooSmallError, SolverUnavailableError
 from lowtide.planners import checkmate
+from lowtide.step.graph import StepGraph
+from lowtide.step.schedule import with_frees
+from lowtide.step.simulate import simulate
 from tests import graphs
 
 

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from lowtide import Plan, StepGraph
-from lowtide._cli._target import read_target
 from lowtide.cli import _VERBS
 from lowtide.errors import InvalidArgumentError
+from lowtide.shell.target import read_target
 from tests.report_steps import SMALL, gpt
 from tests.shell import run, run_in_terminal, start
 
@@ -85,11 +85,11 @@ def test_help_and_completion_load_no_torch():
     code = (
         "import sys\n"
         "from lowtide import cli\n"
-        "from lowtide._cli import _complete\n"
+        "from lowtide.shell import complete\n"
         "cli._run(['--help']); cli._run(['plan', '--help']); cli._run(['models'])\n"
-        "assert 'gpt2' in _complete.targets('gp')\n"
-        "assert 'auto' in _complete.planners('')\n"
-        "assert 'a100-80gb' in _complete.devices('a')\n"
+        "assert 'gpt2' in complete.targets('gp')\n"
+        "assert 'auto' in complete.planners('')\n"
+        "assert 'a100-80gb' in complete.devices('a')\n"
         "sys.exit('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -6,10 +6,10 @@ from contextlib import suppress
 
 import pytest
 
-from lowtide._graph import StepGraph
-from lowtide._simulate import simulate
 from lowtide.errors import BudgetTooSmallError
 from lowtide.planners import dtr
+from lowtide.step.graph import StepGraph
+from lowtide.step.simulate import simulate
 from tests import graphs
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from lowtide._explain import explain, explain_floor
-from lowtide._graph import StepGraph
 from lowtide.errors import InvalidArgumentError
 from lowtide.planners.auto import plan
+from lowtide.reporting.explain import explain, explain_floor
+from lowtide.step.graph import StepGraph
 
 # All kept, while hb runs: x 8 + a 16 + b 40 + c 4 + d 4 + db 40 = 112. Without a:
 # 96. A budget of 100 forces f to run again, just before gb, which costs 1 s of 7.

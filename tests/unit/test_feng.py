@@ -7,14 +7,14 @@ import random
 
 import pytest
 
-from lowtide._graph import StepGraph
-from lowtide._schedule import from_kept, with_frees
-from lowtide._simulate import simulate
 from lowtide.errors import BudgetTooSmallError
 from lowtide.planners import feng
 from lowtide.planners._cover import Covering
 from lowtide.planners._division import divide
 from lowtide.planners._vertices import forward_vertices
+from lowtide.step.graph import StepGraph
+from lowtide.step.schedule import from_kept, with_frees
+from lowtide.step.simulate import simulate
 from tests import graphs
 
 Edges = tuple[tuple[int, int], ...]

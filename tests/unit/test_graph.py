@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from lowtide import Op, Plan, StepGraph, Storage, planners
-from lowtide._schedule import from_kept, must_keep, saved_by_baseline, with_frees
 from lowtide.errors import StepFormatError
+from lowtide.step.schedule import from_kept, must_keep, saved_by_baseline, with_frees
 
 TEXT = """
     resident w 8

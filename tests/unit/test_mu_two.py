@@ -6,11 +6,11 @@ from itertools import pairwise, takewhile
 
 import pytest
 
-from lowtide._graph import StepGraph
-from lowtide._schedule import make_plan, with_frees
-from lowtide._simulate import simulate
 from lowtide.errors import BudgetTooSmallError
 from lowtide.planners import mu_two
+from lowtide.step.graph import StepGraph
+from lowtide.step.schedule import make_plan, with_frees
+from lowtide.step.simulate import simulate
 from tests import graphs
 
 # Positions: f 0, g 1, h 2, k 3, turn 4, kb 5, hb 6, gb 7, fb 8. No backward op

@@ -68,7 +68,7 @@ def installed_planner(tmp_path, monkeypatch):
             Problem, idea, reference: see `keep_all`.
             """
 
-            from lowtide._schedule import plan_or_raise, with_frees
+            from lowtide.step.schedule import plan_or_raise, with_frees
 
 
             def plan(step, budget_bytes=None, *, time_limit=10.0):

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
-from lowtide._capture._call import Call
-from lowtide._profile import Cost, costs
-from lowtide._profile import _costs as costs_module
-from lowtide._profile._cache import load_costs, store_costs
-from lowtide._profile._inputs import real_arguments, span_bytes
-from lowtide._profile._machine import release_free_memory, watch_peak
+from lowtide.engine.capture.call import Call
+from lowtide.engine.costs import Cost, costs
+from lowtide.engine.costs import prices as costs_module
+from lowtide.engine.costs.cache import load_costs, store_costs
+from lowtide.engine.costs.inputs import real_arguments, span_bytes
+from lowtide.engine.costs.machine import release_free_memory, watch_peak
 from lowtide.errors import InvalidArgumentError
 
 aten = torch.ops.aten

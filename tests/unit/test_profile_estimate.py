@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
-from lowtide._capture._call import Call
-from lowtide._profile import available_devices, costs, find_device
-from lowtide._profile._calibrate import rank_correlation
-from lowtide._profile._devices import save_device
-from lowtide._profile._estimate import estimate
-from lowtide._profile._work import work_of
+from lowtide.engine.capture.call import Call
+from lowtide.engine.costs import available_devices, costs, find_device
+from lowtide.engine.costs.calibrate import rank_correlation
+from lowtide.engine.costs.devices import save_device
+from lowtide.engine.costs.estimate import estimate
+from lowtide.engine.costs.work import work_of
 from lowtide.errors import InvalidArgumentError
 
 aten = torch.ops.aten

@@ -5,7 +5,7 @@ import torch
 
 import lowtide
 from lowtide import models
-from lowtide._profile import ledger
+from lowtide.engine.costs import ledger
 
 
 def test_bytes_come_and_go():

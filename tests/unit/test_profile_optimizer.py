@@ -5,10 +5,10 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from lowtide import planners, simulate
-from lowtide._graph import StepGraph
-from lowtide._profile import with_optimizer
-from lowtide._schedule import with_frees
+from lowtide.engine.costs import with_optimizer
 from lowtide.errors import InvalidArgumentError
+from lowtide.step.graph import StepGraph
+from lowtide.step.schedule import with_frees
 
 # Two parameters of 64 x 64 and 64 floats, whose gradients are alive at the end.
 BYTES = 4 * (64 * 64 + 64)
@@ -84,7 +84,7 @@ def test_state_is_resident_and_the_update_is_ops(step, name):
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_the_predicted_update_holds_what_the_real_one_does(step, name):
-    from lowtide._profile import ledger
+    from lowtide.engine.costs import ledger
 
     make, _ = OPTIMIZERS[name]
     module = model()

@@ -7,9 +7,9 @@ from math import inf
 import pytest
 
 from lowtide import StepGraph
-from lowtide._queries import format_profile, plot_profile
-from lowtide._queries._breakdown import collapse
 from lowtide.errors import InvalidArgumentError
+from lowtide.step.analysis import format_profile, plot_profile
+from lowtide.step.analysis.breakdown import collapse
 
 STEP = StepGraph.from_text(
     """

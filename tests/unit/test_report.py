@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 import lowtide
 from lowtide import StepGraph, planners, simulate
-from lowtide._names import collapse, pattern_of
-from lowtide._report._frontier import bound
-from lowtide._report._inputs import Point
-from lowtide._report._sampling import highest_of_each, keep_extremes
-from lowtide._report._walk import Walk
-from lowtide._schedule import make_plan, with_frees
 from lowtide.errors import InvalidArgumentError, OutputError, PlanMismatchError
+from lowtide.reporting.frontier import bound
+from lowtide.reporting.inputs import Point
+from lowtide.reporting.sampling import highest_of_each, keep_extremes
+from lowtide.reporting.walk import Walk
+from lowtide.step.names import collapse, pattern_of
+from lowtide.step.schedule import make_plan, with_frees
 from tests.graphs import GRAPHS
 from tests.report_steps import (
     BATCHES,
@@ -129,9 +129,9 @@ def test_downsampling_never_loses_the_peak(values, limit):
 
 
 def test_a_long_step_is_sampled_with_its_peak(monkeypatch):
-    from lowtide._report import _data
+    from lowtide.reporting import data as report_data
 
-    monkeypatch.setattr(_data, "FULL_LIMIT", 50)
+    monkeypatch.setattr(report_data, "FULL_LIMIT", 50)
     step = gpt(3)
     plan = dropping(step, 0.6)
     data = lowtide.report(step, plan).to_dict()
@@ -292,7 +292,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
     def full(_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("lowtide._report._files.os.fsync", full)
+    monkeypatch.setattr("lowtide.reporting.files.os.fsync", full)
     with pytest.raises(OutputError, match="No space left on device"):
         lowtide.report(gpt(1)).save(path, force=True)
     assert path.read_text() == "old"

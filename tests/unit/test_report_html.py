@@ -7,7 +7,7 @@ import re
 import pytest
 
 import lowtide
-from lowtide._report._html import _script, _style, compact
+from lowtide.reporting.html import _script, _style, compact
 from tests.report_steps import NASTY, everything, gpt, renamed
 
 DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', re.S)

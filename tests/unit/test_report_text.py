@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import lowtide
-from lowtide._report._text import plain, render_text, sparkline
+from lowtide.reporting.text import plain, render_text, sparkline
 from tests.report_steps import dropping, everything, gpt, renamed
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -7,9 +7,9 @@ import random
 import pytest
 
 from lowtide import Free, Run, StepGraph, simulate
-from lowtide._schedule import with_frees
-from lowtide._simulate import LiveBytes, live_by_kind
 from lowtide.errors import InvalidScheduleError
+from lowtide.step.schedule import with_frees
+from lowtide.step.simulate import LiveBytes, live_by_kind
 
 # While hb runs: x 8 + a 16 + b 40 + c 4 + db 40 = 108. Without a: 92.
 PLAIN = StepGraph.from_text("""

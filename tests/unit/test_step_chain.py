@@ -4,9 +4,6 @@ from itertools import combinations, pairwise, product
 
 import pytest
 
-from lowtide._graph import StepGraph
-from lowtide._schedule import from_kept, sequence_from_kept, with_frees
-from lowtide._simulate import simulate
 from lowtide.chains import Backward, Forward, optimal_dynamic
 from lowtide.planners._chain import Chain, chain_of
 from lowtide.planners._segments import (
@@ -18,6 +15,9 @@ from lowtide.planners._segments import (
 )
 from lowtide.planners.hong_static import static_paths
 from lowtide.planners.rotor import _Lowering
+from lowtide.step.graph import StepGraph
+from lowtide.step.schedule import from_kept, sequence_from_kept, with_frees
+from lowtide.step.simulate import simulate
 from tests.graphs import GRAPHS, chain, dense, random_dag, residual, transformer, unet
 
 CHAINS = (chain(10), residual(5), dense(6), unet(3), transformer(3))

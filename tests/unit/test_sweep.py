@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from lowtide._simulate import simulate
-from lowtide._sweep import lowest_peak, sweep
 from lowtide.errors import BudgetTooSmallError, InvalidArgumentError
+from lowtide.planners._sweep import lowest_peak, sweep
+from lowtide.step.simulate import simulate
 from tests.graphs import chain, residual, transformer
 
 

@@ -3,14 +3,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowtide._units import (
+from lowtide.errors import BudgetFormatError, InvalidArgumentError, LowtideError
+from lowtide.step.units import (
     format_bytes,
     format_percent,
     format_seconds,
     to_bytes,
     to_fraction,
 )
-from lowtide.errors import BudgetFormatError, InvalidArgumentError, LowtideError
 
 
 @pytest.mark.parametrize(

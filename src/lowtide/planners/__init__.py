@@ -24,12 +24,12 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 
-from lowtide._graph import StepGraph
-from lowtide._plan import Plan
-from lowtide._schedule import from_kept as from_kept
-from lowtide._schedule import make_plan as make_plan
-from lowtide._schedule import saved_by_baseline as saved_by_baseline
 from lowtide.errors import InvalidArgumentError
+from lowtide.step.graph import StepGraph
+from lowtide.step.plan import Plan
+from lowtide.step.schedule import from_kept as from_kept
+from lowtide.step.schedule import make_plan as make_plan
+from lowtide.step.schedule import saved_by_baseline as saved_by_baseline
 
 PlanFunction = Callable[..., Plan]
 

@@ -22,8 +22,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from lowtide._graph import StepGraph
-from lowtide._schedule import missing_cone, must_keep
+from lowtide.step.graph import StepGraph
+from lowtide.step.schedule import missing_cone, must_keep
 
 Bytes = NDArray[np.int64]
 Seconds = NDArray[np.float64]

@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from lowtide._graph import StepGraph
-from lowtide._simulate import home_regions
+from lowtide.step.graph import StepGraph
+from lowtide.step.simulate import home_regions
 
 
 @dataclass(slots=True)

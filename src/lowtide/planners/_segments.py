@@ -17,11 +17,11 @@ from weakref import ref
 
 import numpy as np
 
-from lowtide._graph import StepGraph
-from lowtide._plan import Plan
-from lowtide._schedule import plan_or_raise, sequence_from_kept, with_frees
-from lowtide._simulate import simulate
 from lowtide.planners._chain import Chain, chain_of
+from lowtide.step.graph import StepGraph
+from lowtide.step.plan import Plan
+from lowtide.step.schedule import plan_or_raise, sequence_from_kept, with_frees
+from lowtide.step.simulate import simulate
 
 _MAX_LABELS = 32
 _FEW_LABELS = 20

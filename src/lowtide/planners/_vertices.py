@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lowtide._graph import StepGraph
-from lowtide._schedule import must_keep, saved_by_baseline
+from lowtide.step.graph import StepGraph
+from lowtide.step.schedule import must_keep, saved_by_baseline
 
 # A side result that nothing in the forward reads becomes a branch of its own only if it
 # and what leads to it alone hold this part of all bytes; smaller ones are folded.

@@ -42,14 +42,14 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 
-from lowtide._graph import StepGraph
-from lowtide._plan import Plan, Proof
-from lowtide._schedule import make_plan, plan_or_raise, with_frees
-from lowtide._simulate import simulate
 from lowtide.errors import BudgetTooSmallError
 from lowtide.planners import dtr, feng, mu_two
 from lowtide.planners._frontier import Frontier, Model, carried_by, sequence_of
 from lowtide.planners._highs import Answer, load_highs, solve
+from lowtide.step.graph import StepGraph
+from lowtide.step.plan import Plan, Proof
+from lowtide.step.schedule import make_plan, plan_or_raise, with_frees
+from lowtide.step.simulate import simulate
 
 # Choices (columns for what is carried and what runs again) that each form can take, for
 # each second of the time limit: which form is used must not depend on the machine.

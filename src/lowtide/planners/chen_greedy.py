@@ -21,10 +21,10 @@ import math
 from collections.abc import Iterator
 from itertools import pairwise
 
-from lowtide._graph import StepGraph
-from lowtide._plan import Plan
 from lowtide.planners._chain import Chain, chain_of
 from lowtide.planners._segments import best_plan, kept_sequences, ladder, num_levels
+from lowtide.step.graph import StepGraph
+from lowtide.step.plan import Plan
 
 _NUM_BOUNDS = 12
 

@@ -17,11 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from lowtide._graph import StepGraph
-from lowtide._plan import Plan
 from lowtide.chains import sqrt_n
 from lowtide.planners._chain import chain_of
 from lowtide.planners._segments import best_plan, kept_sequences, ladder, num_levels
+from lowtide.step.graph import StepGraph
+from lowtide.step.plan import Plan
 
 _GRAINS = (192, 64, 24)
 

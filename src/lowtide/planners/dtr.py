@@ -39,10 +39,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from lowtide._graph import StepGraph
-from lowtide._plan import Plan, Schedule
-from lowtide._schedule import make_plan, plan_or_raise, with_frees
-from lowtide._simulate import simulate
+from lowtide.step.graph import StepGraph
+from lowtide.step.plan import Plan, Schedule
+from lowtide.step.schedule import make_plan, plan_or_raise, with_frees
+from lowtide.step.simulate import simulate
 
 Heuristic = Literal["eq", "local"]
 

@@ -44,19 +44,19 @@ from collections.abc import Callable, Iterable
 from typing import Literal
 from weakref import ref
 
-from lowtide._graph import StepGraph
-from lowtide._plan import Plan, Schedule
-from lowtide._schedule import (
+from lowtide.planners._cover import Cover, Covering
+from lowtide.planners._division import divide
+from lowtide.planners._vertices import Vertices, forward_vertices
+from lowtide.step.graph import StepGraph
+from lowtide.step.plan import Plan, Schedule
+from lowtide.step.schedule import (
     from_kept,
     make_plan,
     plan_or_raise,
     saved_by_baseline,
     with_frees,
 )
-from lowtide._simulate import simulate
-from lowtide.planners._cover import Cover, Covering
-from lowtide.planners._division import divide
-from lowtide.planners._vertices import Vertices, forward_vertices
+from lowtide.step.simulate import simulate
 
 Divisions = Literal["extended", "paper"]
 

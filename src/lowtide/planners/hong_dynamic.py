@@ -21,8 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from lowtide._graph import StepGraph
-from lowtide._plan import Plan
 from lowtide.planners._segments import (
     best_plan,
     kept_sequences,
@@ -30,6 +28,8 @@ from lowtide.planners._segments import (
     num_levels,
     rich_chain,
 )
+from lowtide.step.graph import StepGraph
+from lowtide.step.plan import Plan
 
 
 def plan(

@@ -25,10 +25,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from lowtide._graph import StepGraph
-from lowtide._plan import Plan
 from lowtide.planners._chain import Bytes, Chain, chain_of
 from lowtide.planners._segments import best_plan, kept_sequences, ladder, num_levels
+from lowtide.step.graph import StepGraph
+from lowtide.step.plan import Plan
 
 _MAX_PATHS = 64
 

@@ -10,9 +10,9 @@ Loses whenever the baseline does not fit.
 
 from __future__ import annotations
 
-from lowtide._graph import StepGraph
-from lowtide._plan import Plan, Proof
-from lowtide._schedule import plan_or_raise, with_frees
+from lowtide.step.graph import StepGraph
+from lowtide.step.plan import Plan, Proof
+from lowtide.step.schedule import plan_or_raise, with_frees
 
 
 def plan(

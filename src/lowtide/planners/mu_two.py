@@ -46,16 +46,16 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
 
-from lowtide._graph import StepGraph
-from lowtide._plan import Plan, Run, Schedule
-from lowtide._schedule import (
+from lowtide.step.graph import StepGraph
+from lowtide.step.plan import Plan, Run, Schedule
+from lowtide.step.schedule import (
     make_plan,
     must_keep,
     plan_or_raise,
     saved_by_baseline,
     with_frees,
 )
-from lowtide._simulate import LiveBytes, simulate
+from lowtide.step.simulate import LiveBytes, simulate
 
 Simulation = Literal["paper", "exact"]
 

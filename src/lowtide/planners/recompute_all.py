@@ -15,9 +15,9 @@ differ.
 
 from __future__ import annotations
 
-from lowtide._graph import StepGraph
-from lowtide._plan import Plan
-from lowtide._schedule import from_kept, plan_or_raise
+from lowtide.step.graph import StepGraph
+from lowtide.step.plan import Plan
+from lowtide.step.schedule import from_kept, plan_or_raise
 
 
 def plan(

@@ -22,9 +22,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from lowtide._graph import StepGraph
-from lowtide._plan import Plan
-from lowtide._schedule import missing_cone, sequence_from_kept
 from lowtide.chains import (
     Backward,
     Forward,
@@ -42,6 +39,9 @@ from lowtide.planners._segments import (
     num_levels,
     rich_chain,
 )
+from lowtide.step.graph import StepGraph
+from lowtide.step.plan import Plan
+from lowtide.step.schedule import missing_cone, sequence_from_kept
 
 _MAX_CUTS = 41
 _NUM_CHAINS = 4

@@ -37,9 +37,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lowtide._graph import StepGraph
-from lowtide._plan import Plan
 from lowtide.planners.auto._search import Search, lowest
+from lowtide.step.graph import StepGraph
+from lowtide.step.plan import Plan
 
 
 def frontier(

@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from lowtide._graph import StepGraph
+from lowtide.step.graph import StepGraph
 
 
 class Problem:

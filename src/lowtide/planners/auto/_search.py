@@ -9,9 +9,6 @@ from functools import cached_property
 
 import numpy as np
 
-from lowtide._graph import StepGraph
-from lowtide._plan import Plan, Proof
-from lowtide._schedule import blame, make_plan, with_frees
 from lowtide.errors import BudgetTooSmallError
 from lowtide.planners.auto._bound import ancestors, bound_seconds, must_run
 from lowtide.planners.auto._draft import Draft
@@ -25,6 +22,9 @@ from lowtide.planners.auto._keep import raise_up
 from lowtide.planners.auto._order import outputs_late
 from lowtide.planners.auto._others import other_plans
 from lowtide.planners.auto._problem import Problem
+from lowtide.step.graph import StepGraph
+from lowtide.step.plan import Plan, Proof
+from lowtide.step.schedule import blame, make_plan, with_frees
 
 # Budgets, as shares of the span above residents, from which plans are raised again: the
 # detour through a lower peak often ends in a faster plan.

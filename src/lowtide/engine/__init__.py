@@ -1,0 +1,1 @@
+"""Everything that needs torch: capture, costs, rewriting, running, measuring."""

@@ -1,0 +1,267 @@
+"""Batch sizes: the largest that fits a budget, and what each one needs and yields.
+
+Every answer comes from steps captured without running them, so looking for the largest
+batch never runs out of memory. Sizes that fit this machine can be measured as well.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lowtide import planners
+from lowtide.engine.api import arguments_of, modules_of, profile, restore_function
+from lowtide.engine.meter import allocated_peak, median, preserved, timed
+from lowtide.engine.runtime import PlannedCall, Settings, training_step
+from lowtide.errors import BudgetTooSmallError, InvalidArgumentError
+from lowtide.step.graph import StepGraph
+from lowtide.step.plan import Plan
+from lowtide.step.units import format_bytes, to_bytes
+
+log = logging.getLogger("lowtide.batch")
+
+StepAt = Callable[[int], StepGraph]
+Loss = Callable[[Any], torch.Tensor]
+Progress = Callable[[str], None]
+
+LARGEST = 1 << 20
+# The sizes whose lowest peaks tell how fast the peak grows.
+_FIRST, _SECOND = 1, 4
+
+
+def largest_batch(
+    model: Any,
+    make_batch: Callable[[int], Any],
+    *,
+    budget: str | int,
+    loss: Loss | None = None,
+    planner: str = "auto",
+    time_limit: float = 5.0,
+) -> int:
+    """The largest batch whose training step can be planned within the budget.
+
+    Captures the step at a few sizes, without running it, and plans each; the size
+    returned is one that was captured and planned, and the next larger one was not found
+    to fit.
+
+    Args:
+        model: The model.
+        make_batch: `make_batch(n)` returns a batch of n samples.
+        budget: Peak of the whole step: `"6 GiB"` or a number of bytes. A percentage
+            has no meaning here, as every batch has another baseline.
+        loss: Maps the output to a scalar; it must accept every batch size.
+        planner: A name of `lowtide.planners.available()`.
+        time_limit: Seconds of search for each size that is tried.
+
+    Raises:
+        BudgetTooSmallError: Not even one sample fits.
+    """
+    budget_bytes = to_bytes(budget)
+
+    def step_at(size: int) -> StepGraph:
+        return profile(model, make_batch(size), loss=loss, how="estimate")
+
+    size, _ = find_largest(
+        step_at, budget_bytes, planner=planner, time_limit=time_limit
+    )
+    return size
+
+
+def find_largest(
+    step_at: StepAt,
+    budget_bytes: int,
+    *,
+    planner: str = "auto",
+    time_limit: float = 5.0,
+    known: Mapping[int, Plan] | None = None,
+    progress: Progress | None = None,
+) -> tuple[int, Plan]:
+    """The largest size that fits, and its plan; `known` are plans that fit.
+
+    The lowest reachable peak grows almost in proportion to the batch, so two sizes tell
+    where to look; from there the answer is closed in on by trying.
+    """
+    load = planners.load(planner).plan
+    step_at = cache(step_at)
+    # Lowest peaks known so far, by size: a line through two of them predicts others.
+    lowest: dict[int, int] = {}
+
+    def attempt(size: int) -> Plan | None:
+        if progress is not None:
+            progress(f"trying a batch of {size}")
+        try:
+            return load(step_at(size), budget_bytes, time_limit=time_limit)
+        except BudgetTooSmallError as error:
+            lowest[size] = error.floor_bytes
+            if size == _FIRST:
+                raise
+            return None
+
+    known = known or {}
+    fits = max(known, default=_FIRST)
+    best = known.get(fits) or attempt(_FIRST)
+    assert best is not None
+    for size in (_FIRST, _SECOND):
+        plan = load(step_at(size), None, time_limit=time_limit)
+        lowest[size] = plan.peak_bytes
+    if lowest[_SECOND] <= lowest[_FIRST]:
+        raise InvalidArgumentError(
+            "lowtide.largest_batch",
+            f"a batch of {_SECOND} needs {format_bytes(lowest[_SECOND])}, no more than "
+            f"one of {_FIRST}",
+            "Let make_batch(n) return n samples",
+        )
+    fails = LARGEST + 1
+    guess = _crossing(lowest, budget_bytes)
+    while fails - fits > 1:
+        guess = min(max(guess, fits + 1), fails - 1)
+        plan = attempt(guess)
+        if plan is None:
+            fails = guess
+            guess = _crossing(lowest, budget_bytes)
+            # A line that does not close in is left for halving.
+            guess = guess if guess > fits else (fits + fails) // 2
+        else:
+            fits, best = guess, plan
+            slack = _crossing(lowest, budget_bytes) - fits
+            guess = fits + max(1, slack, fits // 64 if fails > 2 * fits else 0)
+            if guess >= fails:
+                guess = (fits + fails) // 2
+    log.info("batch: %d fits %s", fits, format_bytes(budget_bytes))
+    return fits, best
+
+
+def _crossing(lowest: dict[int, int], budget_bytes: int) -> int:
+    """Where the line through the two known sizes next to the budget meets it."""
+    below = sorted(size for size, peak in lowest.items() if peak <= budget_bytes)
+    above = sorted(size for size, peak in lowest.items() if peak > budget_bytes)
+    first, second = (below[-1], above[0]) if below and above else sorted(lowest)[-2:]
+    slope = (lowest[second] - lowest[first]) / (second - first)
+    if slope <= 0:
+        return (first + second) // 2
+    return int(first + (budget_bytes - lowest[first]) / slope)
+
+
+@dataclass(frozen=True, slots=True)
+class Real:
+    """What one step at one size really needed, with and without its plan."""
+
+    peak_bytes: int
+    seconds: float
+    activation_peak_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRow:
+    """One batch size: predicted for all, measured where it fits this machine.
+
+    What the budget cannot hold has None for its planned numbers.
+    """
+
+    batch: int
+    baseline_peak_bytes: int
+    baseline_seconds: float
+    planned_peak_bytes: int | None
+    planned_seconds: float | None
+    measured_baseline: Real | None = None
+    measured_planned: Real | None = None
+
+    @property
+    def baseline_samples_per_second(self) -> float:
+        """Throughput as it is, measured if it was."""
+        real = self.measured_baseline
+        return self.batch / (real.seconds if real else self.baseline_seconds)
+
+    @property
+    def planned_samples_per_second(self) -> float | None:
+        """Throughput with the plan, measured if it was."""
+        if self.measured_planned is not None:
+            return self.batch / self.measured_planned.seconds
+        if self.planned_seconds is None:
+            return None
+        return self.batch / self.planned_seconds
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+
+        def real(value: Real | None) -> dict[str, float | None] | None:
+            return None if value is None else asdict(value)
+
+        return {
+            "batch": self.batch,
+            "baseline_peak_bytes": self.baseline_peak_bytes,
+            "baseline_seconds": self.baseline_seconds,
+            "planned_peak_bytes": self.planned_peak_bytes,
+            "planned_seconds": self.planned_seconds,
+            "baseline_samples_per_second": self.baseline_samples_per_second,
+            "planned_samples_per_second": self.planned_samples_per_second,
+            "measured_baseline": real(self.measured_baseline),
+            "measured_planned": real(self.measured_planned),
+        }
+
+
+def predict_row(
+    batch: int, step: StepGraph, budget_bytes: int, *, planner: str, time_limit: float
+) -> tuple[BatchRow, Plan | None]:
+    """What a size needs as it is and with a plan for the budget."""
+    try:
+        plan = planners.load(planner).plan(step, budget_bytes, time_limit=time_limit)
+    except BudgetTooSmallError:
+        plan = None
+    return (
+        BatchRow(
+            batch=batch,
+            baseline_peak_bytes=step.eager_peak_bytes,
+            baseline_seconds=step.baseline_seconds,
+            planned_peak_bytes=plan.peak_bytes if plan else None,
+            planned_seconds=plan.seconds if plan else None,
+        ),
+        plan,
+    )
+
+
+def measure_both(
+    model: Any, batch: Any, loss: Loss | None, plan: Plan | None, *, steps: int = 3
+) -> tuple[Real, Real | None]:
+    """Real peak and time as it is and with the plan, the two taking turns."""
+    modules = modules_of(model)
+    plain = restore_function(model)
+    calls: list[Callable[..., Any]] = [plain]
+    if plan is not None:
+        calls.append(PlannedCall(plain, Settings(plan=plan), modules))
+    runs = [training_step(call, loss, *arguments_of(batch)) for call in calls]
+    with preserved(modules):
+        for run in runs:
+            run()
+        found = [allocated_peak(run, modules, batch) for run in runs]
+        samples = timed(runs, modules, steps)
+    reals = [
+        Real(f.peak_bytes, median(s), f.activation_peak_bytes)
+        for f, s in zip(found, samples, strict=True)
+    ]
+    return reals[0], reals[1] if len(reals) > 1 else None
+
+
+def free_bytes() -> int:
+    """Bytes that can still be used here, 0 if nobody tells."""
+    if torch.cuda.is_available():
+        return int(torch.cuda.mem_get_info()[0])
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return 0
+
+
+def best_row(rows: Sequence[BatchRow]) -> BatchRow | None:
+    """The row that trains most samples per second within the budget."""
+    fitting = [r for r in rows if r.planned_samples_per_second is not None]
+    return max(fitting, key=lambda r: r.planned_samples_per_second or 0, default=None)

@@ -1,0 +1,240 @@
+"""Ops that write their result over an argument that nobody else reads.
+
+NOTE(torch>=2.13,<2.14): asks the dispatcher which in-place kernels a device has.
+
+Capture makes every op leave a result of its own, also where the model (`ReLU(inplace)`)
+or autograd (the sum of two gradients) works in place. Here elementwise ops go back into
+the op whose result they are the only reader of: the two become one op that writes one
+storage, so the value between them takes no memory beside its successor. Nothing that a
+plan could use is lost, because the value between can never be worth more than the one
+made from it: both have the same size, and nothing else reads it.
+
+An elementwise op may read more than the value it overwrites. That must then be alive
+when the first of the two runs, which costs memory if it would otherwise be made again
+in between. So it has to be something that is alive there anyway, or the first op has to
+read no more bytes than it makes: then it may as well wait.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+if TYPE_CHECKING:
+    from lowtide.engine.capture.joint import Piece, PieceOp
+
+aten = torch.ops.aten
+
+# Elementwise, though torch does not say so.
+_ALSO_ELEMENTWISE = frozenset(
+    "hardtanh_backward hardsigmoid_backward leaky_relu_backward elu_backward "
+    "hardswish".split()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Follower:
+    """An elementwise op that runs right behind another and overwrites its result.
+
+    `target` is the in-place form of `node`'s op; it takes what it overwrites, which is
+    `argument`, as its first argument, or once more under the keyword `out`. `over` is
+    the storage that its result replaces.
+    """
+
+    node: fx.Node
+    target: Any
+    argument: fx.Node
+    over: int
+    out: str = ""
+
+
+def fold_in_place(piece: Piece, kept: frozenset[int]) -> dict[int, int]:
+    """Fold elementwise ops into the op before, as far as that is free.
+
+    Args:
+        piece: Its ops are changed: the folded ones are gone.
+        kept: Storages that somebody outside reads; they are never overwritten.
+
+    Returns:
+        For each storage that is no more, the one that its bytes now belong to.
+    """
+    return _Fold(piece, kept).run()
+
+
+class _Fold:
+    def __init__(self, piece: Piece, kept: frozenset[int]) -> None:
+        self.piece, self.kept = piece, kept
+        self.num_readers = Counter(s for op in piece.ops for s in op.reads)
+        self.ops: list[PieceOp] = []
+        self.maker: dict[int, int] = {}
+        self.ancestors: list[int] = []
+
+    def run(self) -> dict[int, int]:
+        became: dict[int, int] = {}
+        for op in self.piece.ops:
+            follower = self.follower(op)
+            if follower is None:
+                place = len(self.ops)
+                self.ops.append(op)
+                self.ancestors.append(0)
+            else:
+                place = self.maker[follower.over]
+                self.ops[place] = _joined(self.ops[place], op, follower)
+                became[follower.over] = op.writes[0]
+            self.note_ancestors(place, op)
+            self.maker.update(dict.fromkeys(op.writes, place))
+        self.piece.ops = self.ops
+        return became
+
+    def note_ancestors(self, place: int, op: PieceOp) -> None:
+        """Remember, as the bits of a number, the ops from which this one is made."""
+        for s in op.reads:
+            maker = self.maker.get(s, place)
+            if maker != place:
+                self.ancestors[place] |= self.ancestors[maker] | 1 << maker
+
+    def follower(self, op: PieceOp) -> Follower | None:
+        """How this op can follow one of those before it, if it can."""
+        if op.once or len(op.writes) != 1 or not _is_elementwise(op.node):
+            return None
+        makers = {s: self.maker[s] for s in op.reads if s in self.maker}
+        if not makers:
+            return None
+        # What else it reads must be there when the first op runs, so that is the last.
+        over = max(makers, key=lambda s: makers[s])
+        first = self.ops[makers[over]]
+        argument = self.argument(op, over)
+        if (
+            argument is None
+            or over in self.kept
+            or self.num_readers[over] != 1
+            or first.is_forward != op.is_forward
+            or not _may_be_followed(first)
+            or not self.is_free(op, first, over)
+        ):
+            return None
+        form = _in_place_form(op.node, argument)
+        if form is None:
+            return None
+        target, out = form
+        return Follower(op.node, target, argument, over, out)
+
+    def argument(self, op: PieceOp, over: int) -> fx.Node | None:
+        """The one argument in this storage, if the result fits exactly over it."""
+        found = [n for n in op.node.all_input_nodes if over in self.piece.storage_of[n]]
+        if len(found) != 1:
+            return None
+        (node,) = found
+        old, new = node.meta["val"], op.node.meta["val"]
+        size = self.piece.storages[over].nbytes
+        fits = (
+            isinstance(old, torch.Tensor)
+            and (old.dtype, old.device) == (new.dtype, new.device)
+            and (old.shape, old.stride()) == (new.shape, new.stride())
+            and old.numel() * old.element_size() == size
+            and self.piece.storages[op.writes[0]].nbytes == size
+        )
+        return node if fits else None
+
+    def is_free(self, op: PieceOp, first: PieceOp, over: int) -> bool:
+        """Whether what else the op reads is alive anyway when the first op runs."""
+        storages = self.piece.storages
+        others = [
+            s
+            for s in op.reads
+            if s != over and not storages[s].resident and s not in first.reads
+        ]
+        if any(self.maker.get(s) == self.maker[over] for s in others):
+            return False
+        read = sum(storages[s].nbytes for s in first.reads if not storages[s].resident)
+        return read <= storages[over].nbytes or all(
+            self.is_held(s, op, self.maker[over]) for s in others
+        )
+
+    def is_held(self, s: int, op: PieceOp, place: int) -> bool:
+        """Whether a storage that `op` reads is not made again after op `place`.
+
+        A gradient is never made twice. What the op at `place` is made from, in the same
+        half of the step, is held for `op` while that one runs.
+        """
+        maker = self.maker.get(s)
+        if maker is None:
+            return not op.is_forward  # what the caller sends to the backward
+        if self.ops[maker].is_forward != op.is_forward:
+            return False
+        return not op.is_forward or bool(self.ancestors[place] >> maker & 1)
+
+
+def _joined(first: PieceOp, op: PieceOp, follower: Follower) -> PieceOp:
+    reads = dict.fromkeys((*first.reads, *op.reads))
+    del reads[follower.over]
+    writes = [op.writes[0] if s == follower.over else s for s in first.writes]
+    return replace(
+        first,
+        reads=tuple(reads),
+        writes=tuple(writes),
+        then=(*first.then, follower),
+    )
+
+
+def _may_be_followed(op: PieceOp) -> bool:
+    """Whether it is torch's own, whose results are new memory for certain."""
+    target = op.node.target
+    return isinstance(target, torch._ops.OpOverload) and target.namespace == "aten"
+
+
+def _is_elementwise(node: fx.Node) -> bool:
+    target = node.target
+    return (
+        isinstance(target, torch._ops.OpOverload)
+        and target.namespace == "aten"
+        and isinstance(node.meta["val"], torch.Tensor)
+        and (
+            torch.Tag.pointwise in target.tags
+            or target._schema.name.removeprefix("aten::") in _ALSO_ELEMENTWISE
+        )
+    )
+
+
+def _in_place_form(node: fx.Node, argument: fx.Node) -> tuple[Any, str] | None:
+    """The op that computes the same over one of its arguments, and by which keyword.
+
+    Only forms with a kernel of their own: the others compute beside and copy.
+    """
+    target: Any = node.target
+    device = argument.meta["val"].device.type
+    name = target._schema.name.removeprefix("aten::")
+    if node.args and node.args[0] is argument:
+        packet = getattr(aten, f"{name}_", None)
+        if packet is not None and target._overloadname in packet.overloads():
+            found = getattr(packet, target._overloadname)
+            if _names(found) == _names(target) and _has_kernel(found, device):
+                return found, ""
+    packet = getattr(aten, name)
+    for overload in packet.overloads():
+        found = getattr(packet, overload)
+        outs = [a.name for a in found._schema.arguments if a.is_out]
+        if (
+            len(outs) == 1
+            and _names(found) == [*_names(target), *outs]
+            and _types(found)[:-1] == _types(target)
+            and _has_kernel(found, device)
+        ):
+            return found, outs[0]
+    return None
+
+
+def _names(op: Any) -> list[str]:
+    return [a.name for a in op._schema.arguments]
+
+
+def _types(op: Any) -> list[str]:
+    return [str(a.type) for a in op._schema.arguments]
+
+
+def _has_kernel(op: Any, device: str) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), device.upper())

@@ -1,0 +1,328 @@
+"""From a captured graph to callables, through AOTAutograd.
+
+NOTE(torch>=2.13,<2.14): AOTAutograd hands us the joint graph through `partition_fn`,
+and calls what our compilers return with a list it gives up (`_boxed_call`), so that
+what is dropped is really freed.
+
+A piece is one graph that dynamo captured. Whoever compiles says, through a `Decide`
+function, in which order the piece's ops run; this module turns the answer into
+callables and keeps the promises that only hold at run time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dynamo.backends.common import aot_autograd
+from torch.fx.graph import _BoxedCodeGen
+from torch.utils._python_dispatch import _disable_current_modes
+
+from lowtide.engine.capture.eager import compute_as_eager
+from lowtide.engine.capture.joint import Piece, read_joint
+from lowtide.engine.capture.step import step_of
+from lowtide.engine.capture.zeros import guess_absent, without_tangents
+from lowtide.engine.rewrite import backward_from, saved_name, split
+from lowtide.errors import UnsupportedTorchError
+from lowtide.step.graph import Kind, Phase
+from lowtide.step.schedule import sequence_from_kept
+
+Halves = tuple[Sequence[int], Sequence[int]]
+Decide = Callable[[Piece], Halves]
+
+
+_TESTED = ("2", "13")
+Around = Callable[[Piece, Phase, list[Any], Callable[[list[Any]], Any]], Any]
+
+
+@dataclass
+class Watch:
+    """What happened at run time, for those who must know.
+
+    `forwards` and `backwards` count the runs of planned graphs, `graphs` the graphs
+    that were planned, `unplanned` those without a backward. `around`, if given, is
+    called instead of each run, with the piece, the phase, the arguments and the run.
+    `surprises` counts backwards of other outputs than were planned for, `seen_absent`
+    is what the last of them went without, `expected_absent` what to plan for instead of
+    a guess.
+    """
+
+    forwards: int = 0
+    backwards: int = 0
+    graphs: int = 0
+    unplanned: int = 0
+    held: dict[int, int] = field(default_factory=dict[int, int])
+    around: Around | None = None
+    surprises: int = 0
+    seen_absent: frozenset[int] | None = None
+    expected_absent: frozenset[int] | None = None
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that graphs keep for backwards that have not run yet."""
+        return sum(self.held.values())
+
+    def run(
+        self, piece: Piece, phase: Phase, args: list[Any], run: Callable[..., Any]
+    ) -> Any:
+        """Run one half of a piece."""
+        if phase == "forward":
+            self.forwards += 1
+            self.held[id(piece)] = piece.kept_bytes
+        else:
+            self.backwards += 1
+            self.held.pop(id(piece), None)
+        return self.around(piece, phase, args, run) if self.around else run(args)
+
+
+def compile_with(decide: Decide, watch: Watch) -> Callable[..., Any]:
+    """A dynamo backend that runs each captured piece as `decide` says."""
+    if tuple(torch.__version__.split(".")[:2]) != _TESTED:
+        raise UnsupportedTorchError("it was never tried", torch.__version__)
+
+    def backend(
+        gm: fx.GraphModule, example_inputs: Sequence[Any], **unused: Any
+    ) -> Callable[..., Any]:
+        del unused
+        return _compile(gm, example_inputs, decide, watch)
+
+    return backend
+
+
+def _compile(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], decide: Decide, watch: Watch
+) -> Callable[..., Any]:
+    kinds, names = _roles(gm, example_inputs)
+    pieces: list[Piece] = []
+    others: list[_OtherBackwards] = []
+
+    def partition(
+        joint: fx.GraphModule,
+        joint_inputs: Any,
+        *,
+        num_fwd_outputs: int,
+        static_lifetime_input_indices: Any = None,
+        **new: Any,
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        del joint_inputs, static_lifetime_input_indices
+        if new:
+            raise UnsupportedTorchError(
+                f"its partition function is given unknown arguments {sorted(new)}",
+                torch.__version__,
+            )
+        # Tracing runs under fake tensors; what follows computes with real ones.
+        with _disable_current_modes(), torch.no_grad():
+            compute_as_eager(joint)
+        piece = read_piece(
+            joint,
+            num_fwd_outputs,
+            kinds=kinds,
+            names=names,
+            absent=watch.expected_absent,
+        )
+        pieces.append(piece)
+        watch.graphs += 1
+        # To decide, ops may be timed.
+        with _disable_current_modes(), torch.no_grad():
+            forward, backward = decide(piece)
+        # Another backward may need any input; those that change are not theirs again.
+        inputs = [
+            node.name
+            for place, node in enumerate(piece.primals)
+            if piece.absent_tangents and place not in piece.mutated_inputs
+        ]
+        halves = split(piece, forward, backward, also_save=inputs)
+        saved = set(halves.saved)
+        piece.kept_bytes = sum(
+            storage.nbytes
+            for number, storage in enumerate(piece.storages)
+            if not storage.resident and saved_name(piece, number) in saved
+        )
+        others.append(_OtherBackwards(joint, num_fwd_outputs, halves.saved))
+        return halves.forward, halves.backward
+
+    def forward_compiler(module: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        del inputs
+        run = _boxed(module)
+
+        def forward(args: list[Any]) -> Any:
+            return watch.run(pieces[0], "forward", args, run)
+
+        forward._boxed_call = True  # type: ignore[attr-defined]
+        return forward
+
+    def backward_compiler(module: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        del inputs
+        run = _boxed(module)
+
+        def backward(args: list[Any]) -> Any:
+            piece = pieces[0]
+            absent = _absent(piece, args)
+            if absent == piece.absent_tangents:
+                return watch.run(piece, "backward", args, run)
+            watch.surprises += 1
+            watch.seen_absent = absent
+            other = others[0].for_absent(absent, piece, args)
+            return watch.run(piece, "backward", args, other)
+
+        backward._boxed_call = True  # type: ignore[attr-defined]
+        return backward
+
+    def inference_compiler(module: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        del inputs
+        watch.unplanned += 1
+        return _boxed(module)
+
+    compiled = aot_autograd(
+        fw_compiler=forward_compiler,
+        bw_compiler=backward_compiler,
+        inference_compiler=inference_compiler,
+        partition_fn=partition,
+    )(gm, list(example_inputs))
+
+    def call(*args: Any) -> Any:
+        outputs = compiled(*args)
+        if pieces and len(pieces[0].tangents) > 1:
+            _leave_missing_gradients_out(outputs)
+        return outputs
+
+    return call
+
+
+def read_piece(
+    joint: fx.GraphModule,
+    num_forward_outputs: int,
+    *,
+    kinds: dict[int, Kind] | None = None,
+    names: dict[int, str] | None = None,
+    absent: frozenset[int] | None = None,
+) -> Piece:
+    """The piece of a joint graph, without the gradients that will not arrive.
+
+    Which these are is guessed where it is not given.
+    """
+    absent = guess_absent(joint) if absent is None else absent
+    reduced = without_tangents(joint, absent) if absent else None
+    return read_joint(
+        reduced if reduced is not None else joint,
+        num_forward_outputs=num_forward_outputs,
+        kinds=kinds,
+        names=names,
+        absent_tangents=absent if reduced is not None else frozenset(),
+    )
+
+
+def _boxed(module: fx.GraphModule) -> Callable[..., Any]:
+    """The module as a function that takes a list and empties it."""
+    module.graph.set_codegen(_BoxedCodeGen())
+    module.recompile()
+    forward = module.forward
+
+    def run(args: list[Any]) -> Any:
+        return forward(args)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+def _absent(piece: Piece, args: list[Any]) -> frozenset[int]:
+    """Places of the gradients that did not come."""
+    tangents = args[len(args) - len(piece.tangents) :]
+    return frozenset(place for place, value in enumerate(tangents) if value is None)
+
+
+class _OtherBackwards:
+    """Backwards for when other outputs are differentiated than was planned for.
+
+    They start from what the planned forward saved and make the rest again, so their
+    gradients are right; their peak is not planned.
+    """
+
+    def __init__(
+        self, joint: fx.GraphModule, num_forward_outputs: int, saved: Sequence[str]
+    ) -> None:
+        self.joint, self.num_forward_outputs = joint, num_forward_outputs
+        self.saved = saved
+        self.known: dict[frozenset[int], Callable[..., Any]] = {}
+
+    def for_absent(
+        self, absent: frozenset[int], piece: Piece, args: list[Any]
+    ) -> Callable[..., Any]:
+        reduced = without_tangents(self.joint, absent) if absent else self.joint
+        if reduced is None:
+            # The zeros reach an op we know nothing of, so they must be there.
+            _fill_in_zeros(piece, args)
+            absent, reduced = frozenset(), self.joint
+        if absent not in self.known:
+            self.known[absent] = self.build(reduced, absent)
+        return self.known[absent]
+
+    def build(
+        self, joint: fx.GraphModule, absent: frozenset[int]
+    ) -> Callable[..., Any]:
+        piece = read_joint(
+            joint,
+            num_forward_outputs=self.num_forward_outputs,
+            absent_tangents=absent,
+        )
+        step = step_of(piece)
+        saved = set(self.saved)
+        kept = [s for s in range(len(piece.storages)) if saved_name(piece, s) in saved]
+        sequence = sequence_from_kept(step, kept)
+        backward = sequence[sequence.index(step.turn) + 1 :]
+        return _boxed(backward_from(piece, backward, self.saved))
+
+
+def _fill_in_zeros(piece: Piece, args: list[Any]) -> None:
+    first = len(args) - len(piece.tangents)
+    for place, node in enumerate(piece.tangents):
+        if args[first + place] is None:
+            fake = node.meta["val"]
+            args[first + place] = torch.zeros(
+                fake.shape, dtype=fake.dtype, device=fake.device
+            )
+
+
+def _leave_missing_gradients_out(outputs: Any) -> None:
+    """Tell autograd to pass on missing gradients instead of filling in zeros.
+
+    An output's `grad_fn` is the context of the compiled function, or a view of it.
+    """
+    for value in outputs if isinstance(outputs, list | tuple) else (outputs,):
+        node = getattr(value, "grad_fn", None)
+        for _ in range(3):
+            if node is None:
+                break
+            if hasattr(node, "set_materialize_grads"):
+                node.set_materialize_grads(False)
+                return
+            node = node.next_functions[0][0] if node.next_functions else None
+
+
+_SOURCE_PART = re.compile(r"_(?:modules|parameters|buffers)\['([^']+)'\]")
+
+
+def _roles(
+    gm: fx.GraphModule, example_inputs: Sequence[Any]
+) -> tuple[dict[int, Kind], dict[int, str]]:
+    """What each input of a dynamo graph is, and what the user calls it."""
+    kinds: dict[int, Kind] = {}
+    names: dict[int, str] = {}
+    for place, node in enumerate(gm.graph.find_nodes(op="placeholder")):
+        source = getattr(node, "_dynamo_source", None)
+        text = getattr(source, "name", "")
+        text = str(text() if callable(text) else text)
+        value = example_inputs[place] if place < len(example_inputs) else None
+        if isinstance(value, torch.nn.Parameter):
+            kinds[place] = "parameter"
+        elif "_buffers[" in text:
+            kinds[place] = "buffer"
+        else:
+            kinds[place] = "input"
+        parts = _SOURCE_PART.findall(text)
+        names[place] = ".".join(parts) if parts else node.name
+    return kinds, names

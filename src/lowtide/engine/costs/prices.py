@@ -1,0 +1,172 @@
+"""Costs of calls: from the cache, by measurement, or by estimate."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from lowtide.engine.capture.call import Call
+from lowtide.engine.costs.cache import load_costs, store_costs
+from lowtide.engine.costs.cost import Cost, How
+from lowtide.engine.costs.devices import Device, find_device
+from lowtide.engine.costs.estimate import estimate
+from lowtide.engine.costs.inputs import input_tensors, output_tensors
+from lowtide.engine.costs.machine import device_name
+from lowtide.engine.costs.measure import Sample, measure_calls
+from lowtide.errors import InvalidArgumentError
+
+log = logging.getLogger("lowtide.profile")
+
+# How many ops to measure between two writes to the cache: an interrupted profile
+# loses no more than these.
+_STORE_EVERY = 32
+
+Progress = Callable[[int, int], None]
+
+
+def costs(
+    calls: Sequence[Call],
+    *,
+    how: How = "measure",
+    device: str | torch.device | None = None,
+    cache: bool = True,
+    progress: Progress | None = None,
+) -> list[Cost]:
+    """The cost of each call, in order.
+
+    Args:
+        calls: What to cost. Calls with equal signatures are costed once.
+        how: "measure" runs every distinct call on the real device; "estimate" runs
+            nothing and computes from a device description.
+        device: For a measurement, where to run (by default where the calls' tensors
+            say). For an estimate, the name of a description such as "a100-80gb" or
+            "file.toml:name" (by default this machine's processor).
+        cache: Whether measurements are read from and kept on disk.
+        progress: Called with the number of distinct calls done and their total.
+
+    Raises:
+        InvalidArgumentError: `how` or `device` is unknown, or the device is not there.
+    """
+    distinct = {call.signature: call for call in calls}
+    if how == "estimate":
+        described = find_device(str(device or "cpu"))
+        known = {sig: estimate(call, described) for sig, call in distinct.items()}
+        if progress is not None:
+            progress(len(distinct), len(distinct))
+    elif how == "measure":
+        known = _measured(distinct, _real_device(calls, device), cache, progress)
+    else:
+        raise InvalidArgumentError(
+            f"how={how!r}", "there is no such way", 'Use "measure" or "estimate"'
+        )
+    return [known[call.signature] for call in calls]
+
+
+def _real_device(
+    calls: Sequence[Call], device: str | torch.device | None
+) -> torch.device:
+    if device is None:
+        tensors = (t for c in calls for t in (*input_tensors(c), *output_tensors(c)))
+        found = next((t.device for t in tensors if t.device.type != "cpu"), None)
+        device = found or "cpu"
+    try:
+        real = torch.device(device)
+    except RuntimeError as error:
+        raise InvalidArgumentError(
+            f"device={str(device)!r}",
+            "torch knows no such device, and only a real one can be measured",
+            'Pass how="estimate" for a described one',
+        ) from error
+    there = real.type == "cpu" or (real.type == "cuda" and torch.cuda.is_available())
+    if not there:
+        raise InvalidArgumentError(
+            f'how="measure" on device {real}',
+            "this machine has no such device",
+            'Pass how="estimate" and the name of a described one, e.g. "a100-80gb"',
+        )
+    return real
+
+
+def _measured(
+    distinct: dict[str, Call],
+    device: torch.device,
+    cache: bool,
+    progress: Progress | None,
+) -> dict[str, Cost]:
+    begin = time.perf_counter()
+    keys = {signature: _key(signature, device) for signature in distinct}
+    stored = load_costs() if cache else {}
+    known = {s: stored[k] for s, k in keys.items() if k in stored}
+    missing = [call for s, call in distinct.items() if s not in known]
+    num_cached = len(known)
+    unsaved: dict[str, Cost] = {}
+    failed: list[str] = []
+
+    def save(least: int) -> None:
+        if cache and len(unsaved) >= least:
+            store_costs(unsaved)
+            unsaved.clear()
+
+    def done(call: Call, sample: Sample) -> None:
+        signature = call.signature
+        if sample.error:
+            failed.append(f"{call.target}: {sample.error}")
+            known[signature] = estimate(call, _stand_in(device))
+        else:
+            cost = Cost(sample.seconds, sample.spread, sample.scratch_bytes)
+            known[signature] = unsaved[keys[signature]] = cost
+        save(_STORE_EVERY)
+        if progress is not None:
+            progress(len(known), len(distinct))
+
+    if progress is not None:
+        progress(len(known), len(distinct))
+    try:
+        measure_calls(missing, device, done=done)
+    finally:
+        save(1)
+    if failed:
+        log.warning(
+            "%d of %d ops cannot run alone, so their times are estimates: %s",
+            len(failed),
+            len(distinct),
+            "; ".join(failed[:3]) + ("; ..." if len(failed) > 3 else ""),
+        )
+    log.info(
+        "profile: %d distinct ops, %d measured, %d from the cache, in %.1f s",
+        len(distinct),
+        len(missing),
+        num_cached,
+        time.perf_counter() - begin,
+    )
+    return known
+
+
+def _key(signature: str, device: torch.device) -> str:
+    """Everything that a measured time depends on, as one short word."""
+    facts = (
+        signature,
+        device.type,
+        device_name(device),
+        torch.__version__,
+        torch.get_num_threads() if device.type == "cpu" else 0,
+        torch.get_float32_matmul_precision(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.backends.cudnn.benchmark if device.type == "cuda" else False,
+    )
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:24]
+
+
+def _stand_in(device: torch.device) -> Device:
+    """The description used where a measurement failed."""
+    if device.type == "cpu":
+        return find_device("cpu")
+    name = device_name(device).lower()
+    for known in ("b200", "h200", "h100", "l40s", "l4", "t4", "v100"):
+        if known in name:
+            return find_device(known)
+    return find_device("a100-80gb")

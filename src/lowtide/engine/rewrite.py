@@ -1,0 +1,327 @@
+"""Forward and backward graphs that do exactly what a schedule says.
+
+NOTE(torch>=2.13,<2.14): follows AOTAutograd's convention for partitions: the forward
+returns its outputs and then what is saved; the backward takes what was saved and then
+the tangents.
+
+Each graph is emitted op by op in the schedule's order. Views are derived again next to
+where they are read. Items of a tuple are taken out right behind the op that made it,
+because a tuple holds all of its items. Nothing is freed explicitly: the generated code
+drops each name after its last use, which is where the schedule's frees are.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from lowtide.engine.capture.fold import Follower
+from lowtide.engine.capture.joint import Piece, PieceOp, tensors_of
+from lowtide.engine.capture.step import piece_op
+from lowtide.errors import CaptureError
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Halves:
+    """The two graph modules of a piece, and the names of what goes between them."""
+
+    forward: fx.GraphModule
+    backward: fx.GraphModule
+    saved: tuple[str, ...]
+
+
+def split(
+    piece: Piece,
+    forward: Sequence[int],
+    backward: Sequence[int],
+    *,
+    also_save: Sequence[str] = (),
+) -> Halves:
+    """The graphs that run these ops.
+
+    Args:
+        piece: The captured graph.
+        forward: Numbers of the ops (as in `step_of`) to run in the forward, in order.
+        backward: Numbers of those to run in the backward.
+        also_save: Inputs to hand to the backward even if it does not read them.
+    """
+    forward_ops = [piece_op(piece, n) for n in forward]
+    backward_ops = [piece_op(piece, n) for n in backward]
+    replayed = {op.node for op in forward_ops + backward_ops if op.variant == "replay"}
+    second = _Emitter(piece, replayed)
+    gradients = second.backward(backward_ops, also_save)
+    first = _Emitter(piece, replayed)
+    outputs = first.forward(forward_ops)
+    saved = [first.value_to_save(what) for what in second.saved]
+    first.graph.output((*outputs, *saved))
+    second.graph.output(tuple(gradients))
+    names = tuple(saved_name(piece, what) for what in second.saved)
+    return Halves(first.module(), second.module(), names)
+
+
+def backward_from(
+    piece: Piece, backward: Sequence[int], saved: Sequence[str]
+) -> fx.GraphModule:
+    """Another backward for a forward that saves exactly this."""
+    emitter = _Emitter(piece, set())
+    gradients = emitter.backward([piece_op(piece, n) for n in backward], saved)
+    missing = [saved_name(piece, what) for what in emitter.saved][len(saved) :]
+    if missing:
+        raise CaptureError(
+            f"other outputs are differentiated than were planned for, and "
+            f"{', '.join(missing)} was not kept",
+            fix="Give lowtide.optimize a function that returns only the loss",
+        )
+    emitter.graph.output(tuple(gradients))
+    return emitter.module()
+
+
+# What goes from forward to backward: a storage by its number, or an input of the piece.
+# Inputs go by themselves, because several may lie in one storage.
+Saved = int | fx.Node
+
+
+def saved_name(piece: Piece, what: Saved) -> str:
+    """The name under which a storage or an input goes from forward to backward."""
+    if isinstance(what, fx.Node):
+        return what.name
+    found = piece.storages[what]
+    return found.name if found.base is None else found.base.name
+
+
+class _Emitter:
+    """Writes one graph. `values` maps joint nodes to what holds their value now."""
+
+    def __init__(self, piece: Piece, replayed: set[fx.Node]) -> None:
+        self.piece = piece
+        self.graph = fx.Graph()
+        self.values: dict[fx.Node, fx.Node] = {}
+        self.states: dict[int, fx.Node] = {}
+        self.saved: dict[Saved, fx.Node] = {}
+        self.replayed = replayed
+        self.first_tangent: fx.Node | None = None
+
+    def forward(self, ops: Sequence[PieceOp]) -> list[Any]:
+        for node in self.piece.primals:
+            self.values[node] = self.placeholder(node)
+        for op in ops:
+            self.run(op)
+        return [self.map(n) for n in self.piece.forward_outputs]
+
+    def backward(self, ops: Sequence[PieceOp], saved: Sequence[str]) -> list[Any]:
+        for place, node in enumerate(self.piece.tangents):
+            copy = self.placeholder(node)
+            self.first_tangent = self.first_tangent or copy
+            if place not in self.piece.absent_tangents:
+                self.values[node] = copy
+        known: dict[str, Saved] = {
+            saved_name(self.piece, s): s for s in range(len(self.piece.storages))
+        }
+        known |= {node.name: node for node in self.piece.primals}
+        for name in saved:
+            self.save(known[name])
+        for op in ops:
+            self.run(op)
+        return [self.map(n) for n in self.piece.gradients]
+
+    def module(self) -> fx.GraphModule:
+        self.graph.lint()
+        return fx.GraphModule(self.piece.joint, self.graph)
+
+    def placeholder(self, node: fx.Node, name: str = "") -> fx.Node:
+        copy = self.graph.placeholder(name or node.name)
+        copy.meta = dict(node.meta)
+        return copy
+
+    # Values.
+
+    def map(self, argument: Any) -> Any:
+        return fx.map_arg(argument, self.value)
+
+    def value(self, node: fx.Node) -> fx.Node:
+        """The node that holds this value here: known, derived, or saved."""
+        known = self.values.get(node)
+        if known is not None:
+            return known
+        if node.op == "get_attr":
+            made = self.graph.node_copy(node)
+        elif node in self.piece.views and not self.is_item_of_op(node):
+            made = self.graph.node_copy(node, self.value)
+        elif node.op == "placeholder":
+            made = self.save(node)
+        else:
+            (storage,) = self.piece.storage_of[node]
+            made = self.save(storage)
+        self.values[node] = made
+        return made
+
+    def is_item_of_op(self, node: fx.Node) -> bool:
+        source = node.args[0]
+        return (
+            node.target is operator.getitem
+            and isinstance(source, fx.Node)
+            and source not in self.piece.views
+        )
+
+    def save(self, what: Saved) -> fx.Node:
+        """A value that the backward takes from the forward."""
+        base = self.base_of(what)
+        if base is not None and base.op == "placeholder":
+            what = base
+        if what not in self.saved:
+            assert self.first_tangent is not None, (
+                f"{saved_name(self.piece, what)} is not made in the forward"
+            )
+            # A parameter's name is fixed even where fx renames its node, so it must
+            # not be the name of any node emitted so far.
+            name = f"saved_{what}"
+            with self.graph.inserting_before(self.first_tangent):
+                if base is not None:
+                    copy = self.placeholder(base, name)
+                else:
+                    assert isinstance(what, int)
+                    copy = self.graph.placeholder(name)
+                    copy.meta["val"] = self.fake_state(what)
+            self.saved[what] = copy
+        return self.saved[what]
+
+    def base_of(self, what: Saved) -> fx.Node | None:
+        return what if isinstance(what, fx.Node) else self.piece.storages[what].base
+
+    def value_to_save(self, what: Saved) -> fx.Node:
+        base = self.base_of(what)
+        if base is not None:
+            return self.value(base)
+        assert isinstance(what, int)
+        return self.states[what]
+
+    def fake_state(self, storage: int) -> torch.Tensor:
+        mode = tensors_of(self.piece.primals[0])[0].fake_mode  # type: ignore[attr-defined]
+        with mode:
+            return torch.empty(self.piece.storages[storage].nbytes, dtype=torch.uint8)
+
+    # Ops.
+
+    def run(self, op: PieceOp) -> None:
+        if op.variant == "plain":
+            self.save_generator_state(op)
+            made = self.graph.node_copy(op.node, self.value)
+        elif op.variant == "replay":
+            state = self.state(op.reads[-1])
+            device = str(tensors_of(op.node)[0].device)
+            arguments: Any = (state, device, op.node.target, *self.map(op.node.args))
+            made = self.graph.call_function(
+                run_with_generator_state, arguments, dict(self.map(op.node.kwargs))
+            )
+            made.meta = dict(op.node.meta)
+        else:
+            # The running statistics are not mapped: they have changed by now.
+            tensor, weight, bias = self.map(op.node.args[:3])
+            training, momentum, eps = op.node.args[5:8]
+            made = self.graph.call_function(
+                aten._native_batch_norm_legit.no_stats,
+                (tensor, weight, bias, training, momentum, eps),
+            )
+            made.meta = {**op.node.meta, "val": tuple(op.node.meta["val"][:3])}
+        for s in op.writes:
+            for node in self.piece.nodes_of.get(s, ()):
+                self.values.pop(node, None)
+        self.values[op.node] = made
+        self.take_out_items(op, made)
+        for follower in op.then:
+            self.follow(follower)
+
+    def follow(self, follower: Follower) -> None:
+        """Overwrite the result of the op before; what was there is then gone."""
+        node, target = follower.node, follower.target
+        args: Any = self.map(node.args)
+        if follower.out:
+            target = write_over
+            given = (follower.target, follower.out, self.value(follower.argument))
+            args = (*given, node.target, *args)
+        kwargs = self.map(node.kwargs)
+        made = self.graph.call_function(target, args, kwargs)
+        made.meta = dict(node.meta)
+        for gone in self.piece.nodes_of[follower.over]:
+            self.values.pop(gone, None)
+        self.values[node] = made
+
+    def take_out_items(self, op: PieceOp, made: fx.Node) -> None:
+        if not isinstance(op.node.meta["val"], tuple | list):
+            return
+        del self.values[op.node]
+        made_now = {*op.writes, *(f.over for f in op.then)}
+        for user in op.node.users:
+            if user.target is not operator.getitem:
+                continue
+            if made_now.issuperset(self.piece.storage_of[user]):
+                item = self.graph.call_function(operator.getitem, (made, user.args[1]))
+                item.meta = dict(user.meta)
+                self.values[user] = item
+
+    def save_generator_state(self, op: PieceOp) -> None:
+        """Before a random op that is replayed later: where its generator stands."""
+        if op.node not in self.replayed:
+            return
+        device = tensors_of(op.node)[0].device
+        state = self.graph.call_function(generator_state, (str(device),))
+        state.meta["val"] = self.fake_state(op.writes[-1])
+        self.states[op.writes[-1]] = state
+
+    def state(self, storage: int) -> fx.Node:
+        if storage not in self.states:
+            self.states[storage] = self.save(storage)
+        return self.states[storage]
+
+
+def write_over(
+    in_place: Any, out: str, over: torch.Tensor, plain: Any, /, *args: Any, **given: Any
+) -> torch.Tensor:
+    """Compute over an argument, if the result would have its layout anyway.
+
+    A result takes its layout from the arguments. Capture foresees theirs, but where it
+    errs (some backward formulas on channels-last images) the arguments differ, and then
+    only the plain op gives the layout that the ops behind it are to see.
+    """
+    same = all(
+        a.stride() == over.stride()
+        for a in args
+        if isinstance(a, torch.Tensor) and a.shape == over.shape
+    )
+    if same:
+        return in_place(*args, **given, **{out: over})
+    return plain(*args, **given)
+
+
+def generator_state(device: str) -> torch.Tensor:
+    """A copy of the state of this device's generator."""
+    if device.startswith("cuda"):
+        return torch.cuda.get_rng_state(device)
+    return torch.get_rng_state()
+
+
+def set_generator_state(device: str, state: torch.Tensor) -> None:
+    """Put this device's generator into a state."""
+    if device.startswith("cuda"):
+        torch.cuda.set_rng_state(state, device)
+    else:
+        torch.set_rng_state(state)
+
+
+def run_with_generator_state(
+    state: torch.Tensor, device: str, target: Any, /, *arguments: Any, **keywords: Any
+) -> Any:
+    """Draw what was drawn from this state, and leave the generator as it was."""
+    current = generator_state(device)
+    set_generator_state(device, state)
+    try:
+        return target(*arguments, **keywords)
+    finally:
+        set_generator_state(device, current)

@@ -1,0 +1,289 @@
+"""`lowtide bench TARGET --against`: every method on one model, really run.
+
+First the peaks of the other methods, each in a fresh process; then lowtide's plans,
+also for those very peaks if asked; then everything in turns, for times and numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lowtide.errors import BudgetTooSmallError, InvalidArgumentError
+from lowtide.shell.failures import say
+from lowtide.shell.page import Page, user_prints_elsewhere
+from lowtide.shell.progress import stage
+from lowtide.shell.target import Target, build, load_api, profile
+from lowtide.shell.verbs.plan import checked_budget
+from lowtide.step.format import format_bytes, format_percent, format_seconds
+from lowtide.step.graph import StepGraph
+from lowtide.step.plan import Plan
+
+if TYPE_CHECKING:
+    from lowtide.engine.bench.against import Row
+
+# Budgets by word: the peak of each other method, the lowest peak of the whole step, and
+# the lowest of its activations alone.
+THEIRS, FLOOR, ACTIVATIONS = "theirs", "floor", "activations"
+_CHILD = "lowtide.shell.bench_child"
+_MOST_SECONDS_OF_A_CHILD = 1800
+
+
+def run_against(
+    asked: Target,
+    budgets: str,
+    names: str,
+    planner: str,
+    time_limit: float,
+    steps: int,
+    jobs: int = 1,
+) -> dict[str, Any]:
+    """Every method on one model, as plain data.
+
+    Peaks are taken `jobs` at a time: they do not depend on the load of the machine, but
+    all of them must fit into its memory.
+    """
+    if asked.kind == "file":
+        raise InvalidArgumentError(
+            f"lowtide bench {asked.text}",
+            "a saved file holds no model, and every method runs one",
+            "Give the model or function that it was profiled from",
+        )
+    words = [part.strip() for part in budgets.split(",") if part.strip()]
+    by_word = (THEIRS, FLOOR, ACTIVATIONS)
+    wanted = [w if w in by_word else checked_budget(w) for w in words]
+    load_api()
+    from lowtide.engine.bench.against import Row, compare_methods
+    from lowtide.engine.bench.feng import activation_peak_bytes, plan_for_cut
+    from lowtide.engine.bench.methods import methods_named, planned_method
+    from lowtide.planners._request import plan as make_plan
+
+    others = methods_named(names)
+    example = build(asked)
+    step = profile(asked, example, "measure", None)
+    others_rows = with_peaks(
+        [(Row(method.name, method.label), None) for method in others], asked, jobs
+    )
+    planned: list[tuple[Row, Plan | None]] = []
+    missing: list[Row] = []
+    for row, budget in _own_rows(step, wanted, others_rows):
+        with stage(f"planning {row.label}", limit_seconds=time_limit):
+            how: dict[str, Any] = {"planner": planner, "time_limit": time_limit}
+            try:
+                if budget == ACTIVATIONS:
+                    plan = plan_for_cut(step, activation_peak_bytes(step), 1.0, **how)
+                else:
+                    plan = make_plan(step, budget=budget, **how)
+            except BudgetTooSmallError as error:
+                floor = format_bytes(error.floor_bytes)
+                missing.append(replace(row, problem=f"below the floor of {floor}"))
+                continue
+        planned.append((row, plan))
+    own_rows = with_peaks(planned, asked, jobs)
+    found = {row.name: row for row in (*others_rows, *own_rows)}
+    methods = [
+        *others,
+        *(planned_method(row.name, row.label, p) for row, p in planned if p),
+    ]
+    with stage("running every method in turns") as advance, user_prints_elsewhere():
+        done = iter(range(len(methods)))
+        rows = compare_methods(
+            methods,
+            example.model,
+            example.batch,
+            example.loss,
+            steps=steps,
+            progress=lambda label: advance(next(done), len(methods)),
+        )
+    rows = [_with_peak_of(row, found[row.name]) for row in rows]
+    return {
+        "lowtide": "bench",
+        "target": list(asked.words),
+        "device": step.device,
+        "predicted_baseline_peak_bytes": step.baseline_peak_bytes,
+        "resident_bytes": step.resident_bytes,
+        "rows": [row.to_dict() for row in (*rows, *missing)],
+    }
+
+
+def _own_rows(
+    step: StepGraph, wanted: list[Any], others: list[Row]
+) -> Iterator[tuple[Row, Any]]:
+    """lowtide's rows with their budgets."""
+    from lowtide.engine.bench.against import Row
+
+    for budget in wanted:
+        if budget != THEIRS:
+            word = str(budget).replace("%", "").replace(" ", "")
+            limit = step.floor_bytes if budget == FLOOR else budget
+            least = ", least activations" if budget == ACTIVATIONS else f" {budget}"
+            yield Row(f"lowtide_{word}", f"lowtide{least}"), limit
+            continue
+        for other in others[1:]:
+            if other.peak_bytes:
+                name, label = f"lowtide_at_{other.name}", f"lowtide at {other.label}"
+                yield Row(name, label, matches=other.name), other.peak_bytes
+
+
+def with_peaks(
+    rows: Sequence[tuple[Row, Plan | None]], asked: Target, jobs: int
+) -> list[Row]:
+    """The rows with the peaks of a fresh process each."""
+    with (
+        stage("taking peaks in fresh processes") as advance,
+        ThreadPoolExecutor(jobs) as pool,
+    ):
+        done: list[Row] = []
+        for row in pool.map(lambda pair: _with_peak(pair[0], asked, pair[1]), rows):
+            done.append(row)
+            advance(len(done), len(rows))
+    return done
+
+
+def _with_peak(row: Row, asked: Target, plan: Plan | None) -> Row:
+    """The row with the peaks of a fresh process."""
+    from lowtide.engine.meter import MALLOC_ENVIRONMENT
+
+    with tempfile.TemporaryDirectory() as folder:
+        words = [row.name]
+        if plan is not None:
+            path = Path(folder) / "bench.plan.json"
+            plan.save(path)
+            words.append(str(path))
+            row = replace(
+                row,
+                predicted_peak_bytes=plan.peak_bytes,
+                predicted_time_ratio=1 + plan.overhead,
+                bound_time_ratio=_bound_ratio(plan),
+            )
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", _CHILD, *words, "--", *asked.words],
+                env={**os.environ, **MALLOC_ENVIRONMENT},
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=_MOST_SECONDS_OF_A_CHILD,
+            )
+            found = json.loads(done.stdout.splitlines()[-1])
+        except (subprocess.TimeoutExpired, IndexError, ValueError):
+            say("warning", f"the peak of {row.label} could not be taken")
+            return row
+    return replace(row, **found)
+
+
+def _bound_ratio(plan: Plan) -> float:
+    if not plan.baseline_seconds:
+        return 0.0
+    return plan.proof.bound_seconds / plan.baseline_seconds
+
+
+def _with_peak_of(row: Row, measured: Row) -> Row:
+    """The row of times and numbers, with the peaks taken before."""
+    return replace(
+        measured,
+        **{
+            name: getattr(row, name)
+            for name in (
+                "seconds",
+                "time_ratio",
+                "is_loss_equal",
+                "num_gradients",
+                "num_wrong_gradients",
+                "largest_difference",
+                "num_wrong_buffers",
+                "is_random_state_equal",
+                "problem",
+            )
+        },
+    )
+
+
+def show_against(page: Page, name: str, data: dict[str, Any]) -> None:
+    """The table, and what its columns are."""
+    page.line(f"{name} on {data['device'] or 'this machine'}", "bold")
+    base = data["rows"][0]
+    page.table(
+        ("method", "peak", "of eager", "allocated", "time", "<numbers"),
+        [_table_row(row, base) for row in data["rows"]],
+    )
+    page.line()
+    page.line(
+        "Each peak is from a fresh process: what the operating system saw above the "
+        "state before the step; allocated are all bytes, parameters included. Times "
+        "are medians, the methods taking turns. Numbers are compared with eager's, bit "
+        "by bit; a difference is given as a share of the largest value."
+    )
+    matched = list(_matched(data["rows"]))
+    if not matched:
+        return
+    page.line()
+    page.line("At the peak of each other method", "bold")
+    page.table(
+        ("method", "allocated", "time", "lowtide", "time", "share", "bound"),
+        matched,
+    )
+    page.line()
+    page.line(
+        "share: lowtide's extra time over the other method's. bound: no plan of this "
+        "step within that peak can be predicted faster."
+    )
+
+
+def _matched(rows: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
+    """Another method and lowtide at its peak, side by side."""
+    by_name = {row["name"]: row for row in rows}
+    for row in rows:
+        if not row["matches"] or row["problem"]:
+            continue
+        other = by_name[row["matches"]]
+        theirs, ours = other["time_ratio"] - 1, row["time_ratio"] - 1
+        yield (
+            other["label"] + ("" if other["is_exact"] else " (other numbers)"),
+            format_bytes(other["peak_bytes"]),
+            format_percent(theirs, signed=True),
+            format_bytes(row["peak_bytes"]),
+            format_percent(ours, signed=True),
+            f"{max(0.0, ours) / theirs:.2f}" if theirs > 0 else "-",
+            format_percent(row["bound_time_ratio"] - 1, signed=True),
+        )
+
+
+def _table_row(row: dict[str, Any], base: dict[str, Any]) -> tuple[str, ...]:
+    if row["problem"]:
+        return (row["label"], "-", "-", "-", "-", row["problem"])
+    system, first = row["rss_peak_bytes"], base["rss_peak_bytes"]
+    extra = row["time_ratio"] - 1
+    is_first = row["name"] == base["name"]
+    return (
+        row["label"],
+        format_bytes(system) if system else "-",
+        format_percent(system / first) if first and system else "-",
+        format_bytes(row["peak_bytes"]) if row["peak_bytes"] else "-",
+        format_seconds(row["seconds"])
+        if is_first
+        else format_percent(extra, signed=True),
+        _numbers(row),
+    )
+
+
+def _numbers(row: dict[str, Any]) -> str:
+    wrong = [] if row["is_loss_equal"] else ["loss"]
+    if row["num_wrong_gradients"]:
+        wrong.append(
+            f"{row['num_wrong_gradients']} of {row['num_gradients']} gradients (by "
+            f"{row['largest_difference']:.1g})"
+        )
+    if row["num_wrong_buffers"]:
+        wrong.append(f"{row['num_wrong_buffers']} buffers")
+    if not row["is_random_state_equal"]:
+        wrong.append("random state")
+    return "DIFFERENT: " + ", ".join(wrong) if wrong else "equal"

@@ -1,0 +1,185 @@
+"""What went wrong, for a person: one message, no traceback, an exit code."""
+
+from __future__ import annotations
+
+import errno
+import json
+import linecache
+import os
+import re
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+
+from rich.text import Text
+
+from lowtide.errors import (
+    BudgetFormatError,
+    BudgetTooSmallError,
+    CaptureError,
+    InvalidArgumentError,
+    LowtideError,
+    TargetError,
+    VerificationError,
+)
+from lowtide.shell.page import console_for, printable
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+OK, FAILURE, USAGE, BUDGET_TOO_SMALL, NOT_VERIFIED, INTERRUPTED = 0, 1, 2, 3, 4, 130
+
+
+def exit_code_of(error: BaseException) -> int:
+    """The exit code that stands for an error."""
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED
+    if isinstance(error, BudgetTooSmallError):
+        return BUDGET_TOO_SMALL
+    if isinstance(error, VerificationError):
+        return NOT_VERIFIED
+    if isinstance(error, BudgetFormatError | InvalidArgumentError):
+        return USAGE
+    return FAILURE
+
+
+def show_error(error: BaseException, *, as_json: bool = False) -> int:
+    """Print an error on standard error, and as JSON if asked; returns the exit code."""
+    code = exit_code_of(error)
+    if isinstance(error, KeyboardInterrupt):
+        say("error", "interrupted; nothing was written")
+    elif isinstance(error, LowtideError):
+        say("error", str(error))
+        for line in _user_lines(error):
+            print(f"  {line}", file=sys.stderr)
+    elif isinstance(error, OSError) and error.errno in _NO_ROOM:
+        say("error", f"cannot write the result: {error.strerror}")
+    else:
+        _show_own_fault(error)
+    if as_json:
+        print(json.dumps({"error": _facts(error, code)}, indent=1, default=str))
+    return code
+
+
+def say(label: str, text: str) -> None:
+    """One labelled paragraph on standard error."""
+    style = "red bold" if label == "error" else "yellow"
+    line = Text(f"{label}: ", style=style).append(printable(text), style="default")
+    if sys.stderr.isatty():
+        console_for(sys.stderr).print(line)
+    else:
+        print(line.plain, file=sys.stderr)
+
+
+def _show_own_fault(error: BaseException) -> None:
+    """An error that lowtide did not foresee: its traceback is what is needed."""
+    traceback.print_exception(error, file=sys.stderr)
+    say(
+        "error",
+        f"lowtide met something it was not made for ({type(error).__name__}). Please "
+        "report it with the lines above and the output of `lowtide doctor`.",
+    )
+
+
+def _facts(error: BaseException, code: int) -> dict[str, object]:
+    facts = {k: v for k, v in vars(error).items() if not k.startswith("_")}
+    return {
+        "type": type(error).__name__,
+        "message": str(error),
+        "exit_code": code,
+        **facts,
+    }
+
+
+def target_error(target: str, error: BaseException) -> TargetError:
+    """The user's own error, with the last of their lines that it passed through."""
+    said = str(error).strip().splitlines()
+    raised = type(error).__name__ + (f": {said[0]}" if said else "")
+    if isinstance(error, SyntaxError) and error.filename:
+        place = (shown(error.filename), error.lineno or 0, (error.text or "").strip())
+    else:
+        place = user_place(error)
+    if place is None:
+        return TargetError(target, raised)
+    file, line, code = place
+    return TargetError(target, raised, location=f"{file}:{line}", code=code)
+
+
+def user_place(error: BaseException) -> tuple[str, int, str] | None:
+    """The last place in the user's own files that an error passed through.
+
+    Errors raised while torch compiles carry the user's lines in their text instead.
+    """
+    found: tuple[str, int, str] | None = None
+    for link in _chain(error):
+        for file, line in (*_frames(link.__traceback__), *_told(str(link))):
+            if _is_users(file):
+                found = (shown(file), line, linecache.getline(file, line).strip())
+        if found is not None:
+            return found
+    return None
+
+
+def _user_lines(error: LowtideError) -> Iterator[str]:
+    """Where in the user's code a capture failed, and what was raised there."""
+    if not isinstance(error, CaptureError):
+        return
+    place = user_place(error)
+    if place is not None and not error.location:
+        file, line, code = place
+        yield f"at {file}:{line}" + (f": {code}" if code else "")
+    for root in reversed(list(_chain(error))[1:]):
+        said = str(root).strip().splitlines()
+        if said and not said[0].startswith(_WRAPPERS) and said[0] not in str(error):
+            yield f"{type(root).__name__}: {said[0]}"
+            return
+
+
+_WRAPPERS = ("RuntimeError when making fake", "backend=", "Dynamo failed")
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        yield link
+        link = link.__cause__ or link.__context__
+
+
+def _frames(trace: TracebackType | None) -> Iterator[tuple[str, int]]:
+    while trace is not None:
+        yield trace.tb_frame.f_code.co_filename, trace.tb_lineno
+        trace = trace.tb_next
+
+
+_TOLD = re.compile(r'File "([^"]+)", line (\d+)')
+
+
+def _told(text: str) -> list[tuple[str, int]]:
+    _, _, users = text.partition("from user code:")
+    return [(file, int(line)) for file, line in _TOLD.findall(users)]
+
+
+_NOT_THE_USERS = tuple(
+    str(Path(folder)) + os.sep
+    for folder in {
+        Path(__file__).parents[1],
+        sysconfig.get_path("purelib"),
+        sysconfig.get_path("platlib"),
+        sysconfig.get_path("stdlib"),
+    }
+)
+
+
+def _is_users(file: str) -> bool:
+    return not file.startswith(("<", *_NOT_THE_USERS)) and Path(file).is_file()
+
+
+def shown(file: str) -> str:
+    """A path as short as it can be said from here."""
+    try:
+        return str(Path(file).relative_to(Path.cwd()))
+    except ValueError:
+        return file

@@ -1,0 +1,385 @@
+"""TARGET: what a command works on, from its text to a model or a step."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import logging
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from importlib import import_module, util
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from lowtide import models
+from lowtide.errors import InvalidArgumentError, LowtideError
+from lowtide.shell import files
+from lowtide.shell.failures import target_error
+from lowtide.shell.page import user_prints_elsewhere
+from lowtide.shell.progress import stage
+from lowtide.step.graph import StepGraph
+from lowtide.step.plan import Plan
+
+if TYPE_CHECKING:
+    from lowtide.models import Example
+
+FORMS = (
+    "a built-in model (`lowtide models` lists them), file.py:function or "
+    "package.module:function, or a saved .step.json or .plan.json"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What the user named, before anything of it is loaded.
+
+    `batch` and `options` are those given on the command line, for a built-in model or
+    a function that takes them.
+    """
+
+    text: str
+    kind: Literal["model", "function", "file"]
+    batch: int | None = None
+    options: Mapping[str, str] | None = None
+
+    @property
+    def path(self) -> Path:
+        """The file, if the target is one."""
+        return Path(self.text)
+
+    @property
+    def name(self) -> str:
+        """A short name for titles and file names."""
+        if self.kind == "file":
+            return files.stem_of(self.path)
+        if self.kind == "model":
+            return self.text
+        return self.text.rpartition(":")[2]
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The target as it was typed, with its options."""
+        found = [self.text]
+        if self.batch is not None:
+            found += ["--batch", str(self.batch)]
+        for key, value in (self.options or {}).items():
+            found += ["--option", f"{key}={value}"]
+        return tuple(found)
+
+    def at(self, batch: int) -> Target:
+        """The same target with another batch size."""
+        return replace(self, batch=batch)
+
+
+def read_target(
+    text: str, batch: int | None = None, options: list[str] | None = None
+) -> Target:
+    """The target that a text names; raises `InvalidArgumentError` if there is none."""
+    pairs = _pairs(options or [])
+    if text.endswith(".json"):
+        if batch is not None or pairs:
+            raise InvalidArgumentError(
+                f"{text} with --batch or --option",
+                "a saved step has the batch and the options it was profiled with",
+                "Profile the model again with others",
+            )
+        return Target(text, "file")
+    if ":" in text:
+        return Target(text, "function", batch, pairs)
+    if text.endswith(".py"):
+        raise InvalidArgumentError(
+            text,
+            "a file alone does not say which function makes the step",
+            f"Write {text}:FUNCTION" + _functions_in(Path(text)),
+        )
+    try:
+        models.describe(text)
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(
+            f"target {text!r}",
+            str(error).split(": ", 1)[1].split(". There are:")[0],
+            f"A target is {FORMS}",
+        ) from None
+    return Target(text, "model", batch, pairs)
+
+
+def target_of_words(words: list[str]) -> Target:
+    """The target that `Target.words` says."""
+    flags = list(zip(words[1::2], words[2::2], strict=False))
+    batch = next((int(value) for key, value in flags if key == "--batch"), None)
+    options = [value for key, value in flags if key == "--option"]
+    return read_target(words[0], batch, options)
+
+
+def _pairs(options: list[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for option in options:
+        key, equals, value = option.partition("=")
+        if not equals or not key.strip():
+            raise InvalidArgumentError(
+                f"--option {option}", "it is not KEY=VALUE", "Write --option layers=4"
+            )
+        found[key.strip()] = value.strip()
+    return found
+
+
+def _functions_in(path: Path) -> str:
+    try:
+        body = ast.parse(path.read_text()).body
+    except (OSError, SyntaxError, ValueError):
+        return ""
+    names = [n.name for n in body if isinstance(n, ast.FunctionDef)]
+    return f"; it defines {', '.join(names[:8])}" if names else ""
+
+
+def build(target: Target, *, fake: bool = False) -> Example:
+    """The model, its batch and its loss. With `fake`, built-in models take no memory.
+
+    Raises:
+        TargetError: The user's file or function raised.
+    """
+    with user_prints_elsewhere():
+        if target.kind == "model":
+            return _build_model(target, fake=fake)
+        if target.kind == "function":
+            return _call_function(target)
+    raise InvalidArgumentError(
+        target.text,
+        "a saved file holds no model, and this command runs one",
+        "Give the model or function that the step was profiled from",
+    )
+
+
+def _build_model(target: Target, *, fake: bool) -> Example:
+    description = models.describe(target.text)
+    options = {
+        key: description.option(key).parse(value)
+        for key, value in (target.options or {}).items()
+    }
+    if not fake:
+        return models.build(target.text, batch=target.batch, **options)
+    from torch._subclasses import FakeTensorMode
+
+    with FakeTensorMode():
+        return models.build(target.text, batch=target.batch, **options)
+
+
+def _call_function(target: Target) -> Example:
+    function = load_function(target.text)
+    arguments = _arguments(function, target)
+    try:
+        made = function(**arguments)
+    except LowtideError:
+        raise
+    except Exception as error:
+        raise target_error(target.text, error) from error
+    return _as_example(target.text, made)
+
+
+def load_function(text: str) -> Callable[..., Any]:
+    """The function that `file.py:name` or `package.module:name` stands for."""
+    where, _, name = text.rpartition(":")
+    if not where or not name.isidentifier():
+        raise InvalidArgumentError(
+            f"target {text!r}", "it names no function", f"A target is {FORMS}"
+        )
+    try:
+        if where.endswith(".py"):
+            module = _import_file(Path(where))
+        else:
+            module = _import_name(where)
+    except LowtideError:
+        raise
+    except Exception as error:
+        raise target_error(text, error) from error
+    found = getattr(module, name, None)
+    if not callable(found):
+        file = getattr(module, "__file__", None)
+        raise InvalidArgumentError(
+            f"target {text!r}",
+            f"{where} has no function {name}",
+            "Check the name" + (_functions_in(Path(file)) if file else ""),
+        )
+    return found
+
+
+def _import_file(path: Path) -> Any:
+    if not path.is_file():
+        raise InvalidArgumentError(
+            str(path), "there is no such file", f"A target is {FORMS}"
+        )
+    _importable(str(path.resolve().parent))
+    # Under its own name, so that child processes can import it, unless that is taken.
+    name = path.stem
+    known = util.find_spec(name) if name.isidentifier() else None
+    if known is None or known.origin != str(path.resolve()):
+        name = f"lowtide_target_{path.stem}"
+    spec = util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _import_name(name: str) -> Any:
+    _importable(str(Path.cwd()))
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (name + ".").startswith(error.name + "."):
+            raise
+        raise InvalidArgumentError(
+            f"target module {name!r}",
+            f"there is no module {error.name}",
+            "Run from the folder that holds it, or write file.py:function",
+        ) from error
+
+
+def _importable(folder: str) -> None:
+    """Lets this process, and those it starts, import from a folder."""
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if folder not in known:
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, *known]))
+
+
+def _arguments(function: Callable[..., Any], target: Target) -> dict[str, Any]:
+    """What the command line gives to the user's function, by its parameters."""
+    given: dict[str, Any] = {k: _value(v) for k, v in (target.options or {}).items()}
+    if target.batch is not None:
+        given["batch"] = target.batch
+    taken = inspect.signature(function).parameters
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in taken.values())
+    for key in given:
+        if key not in taken and not takes_any:
+            flag = "--batch" if key == "batch" else f"--option {key}=..."
+            raise InvalidArgumentError(
+                f"{flag} for {target.text}",
+                f"the function takes no argument {key!r}",
+                f"Give it one: def {target.name}({key}=...)",
+            )
+    return given
+
+
+def _value(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return {"true": True, "false": False}.get(text.lower(), text)
+
+
+def _as_example(text: str, made: Any) -> Example:
+    from torch import nn
+
+    if all(hasattr(made, part) for part in ("model", "batch", "loss")):
+        return models.Example(made.model, made.batch, made.loss)
+    if isinstance(made, tuple) and len(made) in (2, 3):
+        model, batch = made[:2]
+        loss = made[2] if len(made) == 3 else None
+        is_model = isinstance(model, nn.Module) or callable(model)
+        if is_model and (loss is None or callable(loss)):
+            return models.Example(model, batch, loss)  # pyright: ignore
+    kind = type(made).__name__
+    if isinstance(made, tuple):
+        kind += " of (" + ", ".join(type(part).__name__ for part in made) + ")"
+    raise InvalidArgumentError(
+        f"target {text!r}",
+        f"the function returned a {kind}",
+        "Return (model, batch) or (model, batch, loss), where loss(output) is a scalar",
+    )
+
+
+def step_of(
+    target: Target,
+    *,
+    how: str = "measure",
+    device: str | None = None,
+    step_file: Path | None = None,
+) -> StepGraph:
+    """The step of a target: read from its file, or profiled now.
+
+    A plan's step is looked for beside the plan, unless `step_file` names it.
+    """
+    if target.kind == "file":
+        return _step_in(target.path, step_file)
+    return profile(target, build(target, fake=how == "estimate"), how, device)
+
+
+def profile(
+    target: Target, example: Example, how: str, device: str | None
+) -> StepGraph:
+    """The step of an example, with progress; remembers where it came from."""
+    _api = load_api()
+    title = "measuring ops" if how == "measure" else "estimating ops"
+    with stage(f"capturing and {title}") as advance, user_prints_elsewhere():
+        step = _api.profile(
+            example.model,
+            example.batch,
+            loss=example.loss,
+            how=how,
+            device=device,
+            name=target.name,
+            progress=advance,
+        )
+    facts = {**step.facts, "target": list(target.words)}
+    return replace(step, facts=facts)
+
+
+def load_api() -> Any:
+    """The verbs that need torch, with progress, as it takes seconds to load.
+
+    Without --verbose torch says nothing of its own: lowtide's errors say what matters.
+    """
+    with stage("loading torch"):
+        import torch
+
+        from lowtide.engine import api as _api
+    quiet = logging.getLogger("lowtide").level > logging.INFO
+    if quiet and "TORCH_LOGS" not in os.environ:
+        torch._logging.set_logs(all=logging.CRITICAL)  # pyright: ignore
+    return _api
+
+
+def _step_in(path: Path, step_file: Path | None) -> StepGraph:
+    thing = files.load(path)
+    if isinstance(thing, StepGraph):
+        return thing
+    return step_for(thing, path, step_file)
+
+
+def step_for(plan: Plan, path: Path, step_file: Path | None = None) -> StepGraph:
+    """The step a plan file was made for.
+
+    Raises:
+        InvalidArgumentError: No file with this step is found.
+        PlanMismatchError: The step named is another.
+    """
+    from lowtide.errors import PlanMismatchError
+
+    if step_file is not None:
+        step = files.load(step_file)
+        if not isinstance(step, StepGraph):
+            raise InvalidArgumentError(
+                f"--step {step_file}", "this is a plan", "Give the .step.json"
+            )
+        if step.fingerprint != plan.fingerprint:
+            raise PlanMismatchError(plan.fingerprint, step.fingerprint)
+        return step
+    found = files.step_beside(plan, path)
+    if found is None:
+        raise InvalidArgumentError(
+            str(path),
+            f"no .step.json beside it is the step {plan.fingerprint} of this plan",
+            "Pass --step FILE, or profile the step again with `lowtide profile TARGET "
+            f"-o {path.with_name(files.stem_of(path) + files.STEP_ENDING)}`",
+        )
+    return found

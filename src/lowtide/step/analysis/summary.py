@@ -1,0 +1,168 @@
+"""The profile of a step as text for a terminal."""
+
+from __future__ import annotations
+
+from math import inf, isfinite
+
+from lowtide.step.analysis.breakdown import Peak, Share, at_peak, by_module, shares
+from lowtide.step.format import format_bytes, format_percent, format_seconds
+from lowtide.step.graph import StepGraph
+
+_WORDS = {
+    "parameter": "parameters",
+    "buffer": "buffers",
+    "optimizer_state": "optimizer",
+    "input": "inputs",
+    "gradient": "gradients",
+    "activation": "activations",
+    "temporary": "temporaries",
+}
+
+
+def format_profile(
+    step: StepGraph, *, depth: int | None = None, rows: int = 12, floor: bool = True
+) -> str:
+    """The summary of a step: peak, floor, time, and the modules that hold the bytes.
+
+    Args:
+        step: What to describe.
+        depth: How many names of a module path to show; by default as many as give a
+            table worth reading.
+        rows: At most so many modules, those that keep most.
+        floor: Whether to compute the least peak any plan reaches, which asks a planner.
+    """
+    peak = at_peak(step)
+    lines = [_row("graph", _counts(step)), *_peak_lines(step, peak)]
+    if floor:
+        reachable = f"{format_bytes(step.floor_bytes):12s} the least any plan can reach"
+        lines.append(_row("floor", reachable))
+    lines.append(_row("time", _time(step)))
+    lines += ["", *_module_table(step, depth, rows)]
+    lines += [_row("note", note) for note in step.notes]
+    return "\n".join(lines)
+
+
+def _row(label: str, text: str) -> str:
+    return f"{label:10s} {text}"
+
+
+def _thousands(number: int) -> str:
+    return f"{number:,}".replace(",", " ")
+
+
+def _counts(step: StepGraph) -> str:
+    pieces = len({region.piece for region in step.regions if region.piece >= 0})
+    graphs = "1 graph" if pieces <= 1 else f"{pieces} graphs"
+    parts = f"{_thousands(len(step.baseline))} ops, "
+    parts += f"{_thousands(len(step.storages))} storages, {graphs}"
+    return f"{parts}, {step.device}" if step.device else parts
+
+
+def _peak_lines(step: StepGraph, peak: Peak) -> list[str]:
+    where = ""
+    if peak.op >= 0:
+        op = step.ops[peak.op]
+        place = op.module or op.name
+        source = f" ({op.source})" if op.source else ""
+        where = f"at {op.phase} of {place}{source}"
+    powers = [p for p in (30, 20, 10) if peak.peak_bytes >= 2**p]
+    unit = 2.0 ** (powers[0] if powers else 0)
+    kinds = [
+        f"{_WORDS.get(kind, kind)} {nbytes / unit:.2f}"
+        for kind, nbytes in peak.by_kind().items()
+        if nbytes / unit >= 0.005
+    ]
+    lines = [
+        _row("peak", f"{format_bytes(peak.peak_bytes):12s} {where}".rstrip()),
+        _row("", "  ".join(kinds)),
+    ]
+    if step.eager_peak_bytes > 1.005 * step.baseline_peak_bytes:
+        eager = format_bytes(step.eager_peak_bytes)
+        lines.append(_row("", f"{eager} without lowtide, which writes in place"))
+    return lines
+
+
+def _time(step: StepGraph) -> str:
+    total = step.baseline_seconds
+    split = [
+        f"{phase} {format_seconds(part * total)}"
+        for phase, part in shares(step).items()
+        if part > 0
+    ]
+    how = str(step.facts.get("how", ""))
+    said = {"measure": "measured", "estimate": "estimated"}.get(how, "")
+    if said == "estimated" and step.facts.get("costs_of"):
+        said += f" for {step.facts['costs_of']}"
+    spread = sum(step.ops[i].seconds * step.ops[i].spread for i in step.baseline)
+    if said == "measured" and total > 0 and spread > 0:
+        said += f", +-{format_percent(spread / total)}"
+    tail = f"   ({said})" if said else ""
+    return f"{format_seconds(total):12s} {', '.join(split)}{tail}"
+
+
+def _module_table(step: StepGraph, depth: int | None, rows: int) -> list[str]:
+    parts = _choose(step, depth)
+    shown = sorted(parts, key=lambda share: -share.kept_bytes)[:rows]
+    shown = [share for share in parts if share in shown]
+    if not shown:
+        return []
+    width = max(len("module"), *(len(share.name) for share in shown))
+    lines = [
+        f"{'module':{width}s} {'x':>4s} {'kept bytes':>12s} {'at peak':>12s} "
+        f"{'seconds':>10s} {'bytes/s of recompute':>22s}"
+    ]
+    cheapest = max(
+        (share for share in shown if share.kept_bytes * 50 > _kept(parts)),
+        key=lambda share: (
+            share.bytes_per_second if isfinite(share.bytes_per_second) else 0
+        ),
+        default=None,
+    )
+    for share in shown:
+        mark = "  <- cheapest to drop" if share is cheapest and len(shown) > 1 else ""
+        lines.append(
+            f"{share.name:{width}s} {_count(share):>4s} "
+            f"{format_bytes(share.kept_bytes):>12s} "
+            f"{format_bytes(share.peak_bytes):>12s} "
+            f"{format_seconds(share.seconds):>10s} {_speed(share):>22s}{mark}"
+        )
+    if len(parts) > len(shown):
+        rest = _kept(parts) - _kept(shown)
+        hidden = len(parts) - len(shown)
+        lines.append(f"and {hidden} more modules, which keep {format_bytes(rest)}")
+    if any(share.count > 1 and not share.identical for share in shown):
+        lines.append("~ the modules under this name do not all run the same ops")
+    return lines
+
+
+def _count(share: Share) -> str:
+    return f"{share.count}" if share.identical else f"~{share.count}"
+
+
+def _speed(share: Share) -> str:
+    if not share.kept_bytes:
+        return "-"
+    if share.bytes_per_second == inf:
+        return "must be kept"
+    return f"{format_bytes(share.bytes_per_second)}/s"
+
+
+def _kept(parts: list[Share] | tuple[Share, ...]) -> int:
+    return sum(share.kept_bytes for share in parts)
+
+
+def _choose(step: StepGraph, depth: int | None) -> tuple[Share, ...]:
+    """The table at the given depth, or at the first that tells modules apart."""
+    if depth is not None:
+        return by_module(step, depth)
+    parts: tuple[Share, ...] = ()
+    for depth in range(1, 6):
+        deeper = by_module(step, depth)
+        if len(deeper) == len(parts):
+            break
+        parts = deeper
+        largest = max((share.kept_bytes for share in parts), default=0)
+        many = sum(share.kept_bytes > 0 for share in parts) >= 4
+        if many and 2 * largest <= _kept(parts):
+            break
+    return parts

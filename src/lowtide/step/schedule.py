@@ -1,0 +1,259 @@
+"""From what to keep to what to run: the part that all planners share.
+
+A planner may think in kept storages or in plain sequences of ops. `from_kept` turns the
+first into the second: run the forward, drop what is not kept, and before each backward
+op make what it misses, as late as possible and no more than needed. `with_frees` turns
+the second into a schedule by freeing every storage after its last use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from lowtide.errors import BudgetTooSmallError
+from lowtide.step.format import format_bytes
+from lowtide.step.graph import StepGraph
+from lowtide.step.plan import Free, Item, Plan, Proof, Run, Schedule
+from lowtide.step.simulate import live_by_kind, simulate
+
+
+def with_frees(step: StepGraph, sequence: Sequence[int]) -> Schedule:
+    """The schedule that runs these ops in order and frees as early as possible.
+
+    A storage lives from the op that makes it to its last read before it is made again;
+    so to insert an op is to free its outputs earlier, and to leave it out is to keep
+    them. Outputs of the step live on once made: their holder is outside.
+    """
+    held = frozenset(step.outputs).union(step.resident)
+    last: dict[int, int] = {}
+    freed_after: list[list[int]] = [[] for _ in sequence]
+    for position, number in enumerate(sequence):
+        op = step.ops[number]
+        for s in op.reads:
+            last[s] = position
+        for s in op.writes:
+            if s in last and s not in held:
+                freed_after[last[s]].append(s)
+            last[s] = position
+    for s, position in last.items():
+        if s not in held:
+            freed_after[position].append(s)
+    items: list[Item] = []
+    for number, freed in zip(sequence, freed_after, strict=True):
+        items.append(Run(number))
+        items.extend(map(Free, freed))
+    return tuple(items)
+
+
+def must_keep(step: StepGraph) -> frozenset[int]:
+    """Forward storages that a backward needs and that cannot be made again there."""
+    return frozenset(_missing(step, frozenset()))
+
+
+def saved_by_baseline(step: StepGraph) -> tuple[int, ...]:
+    """Storages that cross from forward to backward when everything is kept."""
+    if step.turn < 0:
+        return ()
+    made: set[int] = set()
+    for number in step.baseline:
+        if number == step.turn:
+            break
+        made.update(step.ops[number].writes)
+    made.difference_update(step.resident)
+    after = step.baseline[step.baseline.index(step.turn) + 1 :]
+    read = {s for number in after for s in step.ops[number].reads}
+    return tuple(sorted(made & read))
+
+
+def from_kept(step: StepGraph, kept: Collection[int]) -> Schedule:
+    """The schedule that keeps these storages over the turn and recomputes the rest.
+
+    Each dropped storage is made once more, just before the first backward op that needs
+    it, and lives to its last use. What cannot be made again is kept whether it is in
+    `kept` or not. A step without a turn runs as it is.
+    """
+    return with_frees(step, sequence_from_kept(step, kept))
+
+
+def sequence_from_kept(step: StepGraph, kept: Collection[int]) -> list[int]:
+    """The op sequence of `from_kept`."""
+    if step.turn < 0:
+        return list(step.baseline)
+    kept = frozenset(kept)
+    kept |= frozenset(_missing(step, kept))
+    sequence: list[int] = []
+    alive = set(step.resident)
+    turned = False
+    for number in step.baseline:
+        op = step.ops[number]
+        if turned and op.opens < 0:
+            cone = missing_cone(step, op.reads, alive)
+            for again in cone:
+                alive.update(step.ops[again].writes)
+            sequence.extend(cone)
+        sequence.append(number)
+        alive.update(op.writes)
+        if number == step.turn:
+            turned = True
+            alive &= kept.union(step.resident, step.outputs, op.writes)
+    return sequence
+
+
+def missing_cone(
+    step: StepGraph, needed: Iterable[int], alive: Collection[int]
+) -> list[int]:
+    """Ops that make the needed storages from what is alive, in baseline order.
+
+    Storages that cannot be made again are passed over: the caller keeps them.
+    """
+    cone: set[int] = set()
+    stack = [s for s in needed if s not in alive]
+    while stack:
+        number = step.remakers[stack.pop()]
+        if number < 0 or number in cone:
+            continue
+        cone.add(number)
+        stack.extend(s for s in step.ops[number].reads if s not in alive)
+    return sorted(cone)
+
+
+def _missing(step: StepGraph, kept: frozenset[int]) -> set[int]:
+    """What the backward ops would miss although nothing can make it there."""
+    if step.turn < 0:
+        return set()
+    alive = set(kept).union(step.resident, step.outputs)
+    missing: set[int] = set()
+    seen: set[int] = set()
+    turned = False
+    for number in step.baseline:
+        op = step.ops[number]
+        if turned:
+            stack = [(s, op.piece) for s in op.reads if s not in alive]
+            while stack:
+                s, piece = stack.pop()
+                again = step.remakers[s]
+                if again < 0 or step.ops[again].piece != piece:
+                    missing.add(s)
+                elif again not in seen:
+                    seen.add(again)
+                    stack.extend(
+                        (r, piece) for r in step.ops[again].reads if r not in alive
+                    )
+            alive.update(op.writes)
+        elif number == step.turn:
+            turned = True
+            alive.update(op.writes)
+    return missing
+
+
+def crossing(step: StepGraph, sequence: Sequence[int]) -> tuple[int, ...]:
+    """Storages made before the turn and read after it without being made again."""
+    if step.turn < 0:
+        return ()
+    made: set[int] = set()
+    used: set[int] = set()
+    turned = False
+    for number in sequence:
+        op = step.ops[number]
+        if turned:
+            used.update(s for s in op.reads if s in made)
+            made.difference_update(op.writes)
+        else:
+            made.update(op.writes)
+        if number == step.turn:
+            turned = True
+            made.difference_update(op.writes)
+    return tuple(sorted(used.difference(step.resident)))
+
+
+def make_plan(
+    step: StepGraph,
+    schedule: Sequence[Item],
+    *,
+    planner: str,
+    budget_bytes: int | None = None,
+    proof: Proof | None = None,
+) -> Plan:
+    """The plan of a valid schedule: simulates it and says what it keeps and reruns."""
+    timeline = simulate(step, schedule)
+    sequence = [item.op for item in schedule if isinstance(item, Run)]
+    counts = [0] * len(step.ops)
+    for number in sequence:
+        counts[number] += 1
+    recomputed = tuple(
+        op.id for op in step.ops if counts[op.id] > (0 if op.standby else 1)
+    )
+    kept = crossing(step, sequence)
+    return Plan(
+        planner=planner,
+        schedule=tuple(schedule),
+        fingerprint=step.fingerprint,
+        budget_bytes=timeline.peak_bytes if budget_bytes is None else budget_bytes,
+        peak_bytes=timeline.peak_bytes,
+        baseline_peak_bytes=step.baseline_peak_bytes,
+        seconds=timeline.seconds,
+        baseline_seconds=step.baseline_seconds,
+        kept=kept,
+        recomputed=recomputed,
+        proof=proof
+        or Proof(step.baseline_seconds, _gap(step, timeline.seconds), "rule"),
+        resident_bytes=step.resident_bytes,
+        step_name=step.name,
+        pieces=tuple(tuple(row) for row in step.facts.get("pieces", ())),
+        openers=tuple(op.id for op in step.ops if op.opens >= 0),
+        names={
+            "kept": tuple(step.storages[s].name for s in kept),
+            "recomputed": tuple(step.ops[i].name for i in recomputed),
+        },
+    )
+
+
+def _gap(step: StepGraph, seconds: float) -> float:
+    return 0.0 if seconds <= 0 else 1.0 - step.baseline_seconds / seconds
+
+
+def plan_or_raise(
+    step: StepGraph,
+    schedule: Sequence[Item],
+    *,
+    planner: str,
+    budget_bytes: int | None,
+    proof: Proof | None = None,
+) -> Plan:
+    """The plan of this schedule, the planner's lowest: an error if it does not fit."""
+    plan = make_plan(
+        step, schedule, planner=planner, budget_bytes=budget_bytes, proof=proof
+    )
+    if budget_bytes is not None and plan.peak_bytes > budget_bytes:
+        raise BudgetTooSmallError(budget_bytes, plan.peak_bytes, blame(step, schedule))
+    return plan
+
+
+_MANY = {
+    "parameter": "parameters",
+    "buffer": "buffers",
+    "input": "inputs",
+    "activation": "activations",
+    "gradient": "gradients",
+    "optimizer_state": "optimizer state",
+    "temporary": "temporaries",
+    "recomputed": "recomputed activations",
+}
+
+
+def blame(step: StepGraph, schedule: Sequence[Item]) -> str:
+    """What is alive at the peak of a schedule, largest first, in words."""
+    timeline = simulate(step, schedule)
+    kinds = {k: v[timeline.peak_index] for k, v in live_by_kind(step, schedule).items()}
+    parts = [
+        f"{_MANY.get(k, k)} {format_bytes(v)}"
+        for k, v in sorted(kinds.items(), key=lambda kv: -kv[1])
+        if v * 50 > timeline.peak_bytes
+    ]
+    where = ""
+    if schedule:
+        item = schedule[timeline.peak_index]
+        if isinstance(item, Run):
+            op = step.ops[item.op]
+            where = f" while {op.name} runs" + (f" in {op.module}" if op.module else "")
+    return ", ".join(parts[:4]) + where

@@ -1,0 +1,274 @@
+"""The only definition of peak and time.
+
+The peak of a schedule is the largest number of bytes alive at any moment: residents,
+everything made and not yet freed, and while an op runs its outputs and its scratch. Its
+time is the sum of the times of the ops it runs. `simulate` walks a schedule once,
+rejects it at the first item that cannot be executed, and reports both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from lowtide.errors import InvalidScheduleError
+from lowtide.step.graph import KINDS, StepGraph
+from lowtide.step.plan import Item, Run
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """What happens when a schedule runs.
+
+    `live_bytes[i]` is what is alive while item i happens, an op's scratch included.
+    `peak_index` is the first item at which the peak is reached.
+    """
+
+    peak_bytes: int
+    seconds: float
+    live_bytes: tuple[int, ...]
+    peak_index: int
+
+    @property
+    def peak(self) -> int:
+        """Same as `peak_bytes`."""
+        return self.peak_bytes
+
+
+def simulate(step: StepGraph, schedule: Sequence[Item]) -> Timeline:
+    """Peak, time and live bytes of a schedule.
+
+    Raises:
+        InvalidScheduleError: with the first item that breaks the schedule: a read that
+            is not alive, a storage freed twice, an op that may run only once run again
+            or out of order, an op outside its region, an output never made.
+    """
+    walk = _Walk(step)
+    sizes, ops = step.sizes, step.ops
+    alive = walk.alive
+    pinned = frozenset(step.outputs).union(step.resident)
+    now = sum(sizes[s] for s in step.resident)
+    seconds = 0.0
+    live: list[int] = []
+    append = live.append
+    for index, item in enumerate(schedule):
+        if isinstance(item, Run):
+            number = item.op
+            if not 0 <= number < len(ops):
+                walk.fail(index, item, f"there is no op {number}")
+            op = ops[number]
+            if op.once or op.opens >= 0 or op.piece != walk.piece:
+                walk.special(index, item)
+            for s in op.reads:
+                if not alive[s]:
+                    walk.not_alive(index, item, s)
+            copies = 0
+            for s in op.writes:
+                if alive[s]:
+                    # Made again while the old copy is held: for the moment of the op
+                    # both exist, then one of them goes.
+                    copies += sizes[s]
+                else:
+                    alive[s] = True
+                    now += sizes[s]
+            seconds += op.seconds
+            append(now + op.scratch_bytes + copies)
+        else:
+            s = item.storage
+            if not 0 <= s < len(alive) or not alive[s]:
+                walk.fail(index, item, f"storage {walk.name(s)} is not alive here")
+            if s in pinned:
+                walk.fail(index, item, f"storage {walk.name(s)} must live to the end")
+            alive[s] = False
+            now -= sizes[s]
+            append(now)
+    walk.finish(len(schedule))
+    if not live:
+        return Timeline(now, 0.0, (), 0)
+    peak = max(live)
+    return Timeline(peak, seconds, tuple(live), live.index(peak))
+
+
+class _Walk:
+    """The rarely needed half of the walk: regions, ops that run once, messages."""
+
+    def __init__(self, step: StepGraph) -> None:
+        self.step = step
+        self.alive = [s.resident for s in step.storages]
+        self.region = 0
+        self.piece = step.regions[0].piece
+        self.last_once = -1
+        self.once_runs = 0
+        self.home = home_regions(step)
+
+    def name(self, storage: int) -> str:
+        known = 0 <= storage < len(self.step.storages)
+        return (
+            f"{storage} ({self.step.storages[storage].name})" if known else str(storage)
+        )
+
+    def fail(self, index: int, item: Item, reason: str) -> NoReturn:
+        raise InvalidScheduleError(index, reason, item)
+
+    def not_alive(self, index: int, item: Item, storage: int) -> NoReturn:
+        assert isinstance(item, Run)
+        op = self.step.ops[item.op]
+        self.fail(
+            index, item, f"op {op.name} reads storage {self.name(storage)}, not alive"
+        )
+
+    def special(self, index: int, item: Run) -> None:
+        op = self.step.ops[item.op]
+        if op.opens >= 0:
+            if op.opens != self.region + 1:
+                self.fail(
+                    index,
+                    item,
+                    f"op {op.name} opens region {op.opens}, but region {self.region} "
+                    "is the present one",
+                )
+            self.region = op.opens
+            self.piece = self.step.regions[self.region].piece
+        elif op.piece != self.piece:
+            self.fail(
+                index,
+                item,
+                f"op {op.name} belongs to piece {op.piece}, but only ops of piece "
+                f"{self.piece} can run here",
+            )
+        if op.once:
+            if op.id <= self.last_once:
+                self.fail(
+                    index,
+                    item,
+                    f"op {op.name} may run only once and in its order ({op.once})",
+                )
+            if self.home[op.id] != self.region:
+                self.fail(
+                    index, item, f"op {op.name} ({op.once}) may not leave its region"
+                )
+            self.last_once = op.id
+            self.once_runs += 1
+
+    def finish(self, length: int) -> None:
+        for s in self.step.outputs:
+            if not self.alive[s]:
+                raise InvalidScheduleError(
+                    length, f"output {self.name(s)} is not there at the end"
+                )
+        expected = sum(1 for op in self.step.ops if op.once and not op.standby)
+        if self.once_runs != expected:
+            raise InvalidScheduleError(
+                length,
+                f"{self.once_runs} of the {expected} ops that must run "
+                "exactly once were run",
+            )
+
+
+def home_regions(step: StepGraph) -> list[int]:
+    """For each op, the region in which the baseline runs it."""
+    region = 0
+    home: list[int] = []
+    for op in step.ops:
+        if op.opens >= 0:
+            region = op.opens
+        home.append(region)
+    return home
+
+
+def live_by_kind(
+    step: StepGraph, schedule: Sequence[Item]
+) -> dict[str, tuple[int, ...]]:
+    """Live bytes at each item of a valid schedule, by kind.
+
+    Kinds are those of the storages; activations made by any run but an op's first count
+    as "recomputed", and scratch as "temporary". The columns sum to `live_bytes`.
+    """
+    now: dict[str, int] = dict.fromkeys((*KINDS, "recomputed"), 0)
+    columns: dict[str, list[int]] = {k: [] for k in now}
+    kind_of: list[str] = [s.kind for s in step.storages]
+    for s in step.resident:
+        now[kind_of[s]] += step.sizes[s]
+    label: dict[int, str] = {}
+    made: set[int] = set(step.resident)
+    alive: set[int] = set(step.resident)
+    for item in schedule:
+        scratch = 0
+        if isinstance(item, Run):
+            op = step.ops[item.op]
+            scratch = op.scratch_bytes
+            for s in op.writes:
+                if s in alive:
+                    scratch += step.sizes[s]
+                    continue
+                again = s in made and kind_of[s] == "activation"
+                label[s] = "recomputed" if again else kind_of[s]
+                made.add(s)
+                alive.add(s)
+                now[label[s]] += step.sizes[s]
+        else:
+            s = item.storage
+            alive.discard(s)
+            now[label[s]] -= step.sizes[s]
+        for k, column in columns.items():
+            column.append(now[k] + (scratch if k == "temporary" else 0))
+    return {k: tuple(v) for k, v in columns.items()}
+
+
+class LiveBytes:
+    """Live bytes over the positions of a sequence, with cheap changes.
+
+    A segment tree: adding bytes to a range of positions and asking for the peak take
+    O(log n), so a search can try a changed retention interval without walking the step.
+    """
+
+    def __init__(self, live: Sequence[int]) -> None:
+        self._size = 1
+        while self._size < max(1, len(live)):
+            self._size *= 2
+        self._top = [0] * (2 * self._size)
+        self._add = [0] * (2 * self._size)
+        # Positions past the end must never be the peak, however much is removed.
+        for i in range(self._size):
+            self._top[self._size + i] = live[i] if i < len(live) else -(1 << 62)
+        for i in range(self._size - 1, 0, -1):
+            self._top[i] = max(self._top[2 * i], self._top[2 * i + 1])
+
+    @property
+    def peak_bytes(self) -> int:
+        """The largest value at any position."""
+        return self._top[1]
+
+    def add(self, start: int, stop: int, nbytes: int) -> None:
+        """Add bytes (negative to remove) to positions start <= p < stop."""
+        left, right = start + self._size, stop + self._size
+        first, last = left, right - 1
+        if left >= right:
+            return
+        while left < right:
+            if left & 1:
+                self._top[left] += nbytes
+                self._add[left] += nbytes
+                left += 1
+            if right & 1:
+                right -= 1
+                self._top[right] += nbytes
+                self._add[right] += nbytes
+            left //= 2
+            right //= 2
+        for leaf in (first, last):
+            i = leaf // 2
+            while i:
+                self._top[i] = (
+                    max(self._top[2 * i], self._top[2 * i + 1]) + self._add[i]
+                )
+                i //= 2
+
+    def peak_position(self) -> int:
+        """The first position that reaches the peak."""
+        i = 1
+        while i < self._size:
+            goal = self._top[i] - self._add[i]
+            i = 2 * i if self._top[2 * i] == goal else 2 * i + 1
+        return i - self._size
