@@ -1,7 +1,7 @@
 """The `lowtide` command: verbs, help, and what happens when something fails.
 
-Each verb is one file in `shell/verbs`. Nothing here imports torch; a verb that needs it does
-so when it runs.
+Each verb is one file in `shell/verbs`. Nothing here imports torch; a verb that needs it
+does so when it runs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The fresh process in which `engine.meter` asks the operating system for a step's peak."""
+"""The fresh process in which `meter` asks the operating system for a step's peak."""
 
 from __future__ import annotations
 
