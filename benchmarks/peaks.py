@@ -41,7 +41,7 @@ def built(name: str, threads: int) -> tuple[Any, Callable[[], Any]]:
 
     from lowtide import models
     from lowtide.engine.api import arguments_of
-    from lowtide.engine.runtime import training_step
+    from lowtide.engine.training import training_step
 
     torch.set_num_threads(threads)
     torch.manual_seed(0)

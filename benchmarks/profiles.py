@@ -133,7 +133,7 @@ def one_model(name: str) -> dict[str, Any]:
 
 def step_of(example: Any) -> Callable[[], None]:
     """The eager training step of an example."""
-    from lowtide.engine.runtime import default_loss
+    from lowtide.engine.training import default_loss
 
     def step() -> None:
         batch = example.batch

@@ -128,7 +128,7 @@ def test_a_budget_is_required(net: Net, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("LOWTIDE_BUDGET", "1 GiB")
     monkeypatch.setenv("LOWTIDE_PLANNER", "keep_all")
     lowtide.optimize(net)
-    assert lowtide.planned(net).settings.planner == "keep_all"
+    assert lowtide.planned(net).asked.planner == "keep_all"
 
 
 def test_it_can_be_turned_off(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -323,7 +323,7 @@ def test_measure_counts_every_byte(net: Net, batch: torch.Tensor) -> None:
     profiled = lowtide.profile(net, batch, loss=lambda y: (y**2).mean())
     lowtide.apply(net, lowtide.plan(profiled, budget="80%"))
     found = lowtide.measure(net, batch, loss=lambda y: (y**2).mean(), steps=2)
-    plan = lowtide.planned(net).settings.plan
+    plan = lowtide.planned(net).asked
     # Outside the model, one tensor of the output's size may be counted too much: how
     # long autograd's temporaries live is not seen in a dry run.
     spare = plan.peak_bytes - found.peak_bytes

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import os
-import re
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-)
 from torch.utils import _pytree as pytree
 
 from lowtide import planners
-from lowtide.engine.capture.record import compose
 from lowtide.engine.costs import with_optimizer
 from lowtide.engine.meter import (
     Measurement,
@@ -28,29 +23,22 @@ from lowtide.engine.meter import (
     rss_peak_in_child,
     timed,
 )
-from lowtide.engine.runtime import (
-    PlannedCall,
-    Settings,
-    costed,
-    default_loss,
-    surrounded,
-    training_step,
-)
-from lowtide.engine.trace import dry_run
+from lowtide.engine.notices import warn
+from lowtide.engine.prepare import prepare
+from lowtide.engine.runtime import PlannedCall, Settings
+from lowtide.engine.trace import look
+from lowtide.engine.training import Loss, default_loss, training_step
 from lowtide.engine.verify import Verification, compare
 from lowtide.errors import (
     CaptureError,
     InvalidArgumentError,
-    LowtideError,
     NoTrainingGraphError,
 )
 from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan
 from lowtide.step.units import to_bytes
 
-_VALUES_DECIDE = (DynamicOutputShapeException, DataDependentOutputException)
 Model = TypeVar("Model", bound=Callable[..., Any])
-Loss = Callable[[Any], torch.Tensor]
 
 
 def optimize(
@@ -61,7 +49,7 @@ def optimize(
     optimizer: torch.optim.Optimizer | None = None,
     inner: str = "eager",
     time_limit: float = 10.0,
-    verify: bool = False,
+    verify: bool | int = False,
     cache: bool = True,
 ) -> Model:
     """The same model, in place, whose training steps stay within the budget.
@@ -79,7 +67,8 @@ def optimize(
         optimizer: If given, the bytes of its state count against the budget.
         inner: What runs the ops; only "eager".
         time_limit: Seconds the planner may search.
-        verify: Before the first planned call, run it both ways and compare bitwise.
+        verify: Before the first planned call, run it both ways and compare bitwise;
+            with a number n, before every n-th.
         cache: Whether measured op times are kept on disk.
     """
     if os.environ.get("LOWTIDE_DISABLE") == "1":
@@ -98,7 +87,7 @@ def optimize(
         optimizer=optimizer,
         time_limit=time_limit,
         cache=cache,
-        verify=verify,
+        verify_every=_verify_every(verify),
     )
     planners.load(settings.planner)
     return _install(model, settings, inner)
@@ -111,10 +100,21 @@ def apply(model: Any, plan: Plan, *, inner: str = "eager") -> Any:
     """
     if os.environ.get("LOWTIDE_DISABLE") == "1":
         return model
-    return _install(model, Settings(plan=plan), inner)
+    return _install(model, plan, inner)
 
 
-def _install(model: Any, settings: Settings, inner: str) -> Any:
+def _verify_every(verify: bool | int) -> int:
+    """Before which calls to verify: 0 none, n every n-th."""
+    if verify is True:
+        return sys.maxsize  # the first, and no other
+    if verify < 0:
+        raise InvalidArgumentError(
+            f"verify={verify}", "it is negative", "Write True, or a number of steps"
+        )
+    return int(verify)
+
+
+def _install(model: Any, asked: Settings | Plan, inner: str) -> Any:
     if inner != "eager":
         raise InvalidArgumentError(
             f"inner={inner!r}", "only 'eager' is supported", "Leave it out"
@@ -127,26 +127,27 @@ def _install(model: Any, settings: Settings, inner: str) -> Any:
                 "Pass the model, or a function that computes the loss",
             )
         modules = modules_of(model)
-        call = PlannedCall(model, settings, modules)
-        if settings.verify:
-            call.before_first = _checked(model, settings, modules)
-        return call
+        return PlannedCall(model, asked, modules, _checked(model, asked, modules))
     _refuse_bypassed(model)
-    call = PlannedCall(model._call_impl, settings, [model])
-    if settings.verify:
-        call.before_first = _checked(model._call_impl, settings, [model])
+    if not isinstance(model._compiled_call_impl, PlannedCall | None):
+        warn(
+            f"lowtide.optimize({type(model).__name__}): the model's own compiled call "
+            "is replaced by the planned one, which runs the ops of PyTorch as they are."
+        )
+    function = model._call_impl
+    call = PlannedCall(function, asked, [model], _checked(function, asked, [model]))
     call.watch_for_bypass(model)
     model._compiled_call_impl = call  # type: ignore[assignment]
     return model
 
 
 def _checked(
-    function: Callable[..., Any], settings: Settings, modules: list[nn.Module]
+    function: Callable[..., Any], asked: Settings | Plan, modules: list[nn.Module]
 ) -> Callable[[tuple[Any, ...], dict[str, Any]], None]:
-    """Before the first planned call: run it both ways, raise if they differ."""
+    """Run a call both ways, and raise if they differ."""
 
     def check(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        result = _both_ways(function, settings, modules, args, kwargs, None, False)
+        result = _both_ways(function, asked, modules, args, kwargs, None, False)
         result.raise_if_failed()
 
     return check
@@ -238,19 +239,23 @@ def profile(
     args, kwargs = arguments_of(batch)
     modules = modules_of(model)
     function = restore_function(model)
-    try:
-        recording = dry_run(
-            function, args, kwargs, modules=modules, loss=loss or default_loss
+    seen = look(
+        function,
+        args,
+        kwargs,
+        modules=modules,
+        loss=loss or default_loss,
+        name=name or type(model).__name__.lower(),
+    )
+    if seen.whole is None:
+        raise CaptureError(
+            f"one of its graphs runs {max(seen.visits)} times in a step, with a graph "
+            "break in between",
+            fix="Remove the graph break, or use lowtide.optimize, which plans such a "
+            "model with one order for all runs of a graph",
         )
-    except LowtideError:
-        raise
-    except Exception as error:
-        raise _failed_capture(error) from error
-    label = name or type(model).__name__.lower()
-    step = compose(recording, name=label)
-    step = surrounded(step, modules, None)
-    step = costed(
-        step, recording.pieces, how=how, device=device, cache=cache, progress=progress
+    step = prepare(
+        seen.whole, modules, how=how, device=device, cache=cache, progress=progress
     )
     if optimizer is None:
         return step
@@ -262,31 +267,6 @@ def profile(
         device=device,
         cache=cache,
         progress=progress,
-    )
-
-
-def _failed_capture(error: Exception) -> CaptureError:
-    """What went wrong, without the advice that torch wraps around it."""
-    text = " ".join(str(error).split())
-    inner = re.search(
-        r"got (\w+(?:Error|Exception)\(.*?\))(?= Hint| Developer|$)", text
-    )
-    explained = re.search(r"Explanation: (.*?)(?= Hint| Developer|$)", text)
-    if isinstance(error, _VALUES_DECIDE):
-        return CaptureError(
-            f"values decide its shapes or its branches ({text})",
-            fix="Keep shapes fixed, as with torch.where in place of a mask, or use "
-            "lowtide.optimize, which plans such a model piece by piece as it runs",
-        )
-    if inner:
-        reason = inner[1]
-    elif explained:
-        reason = explained[1]
-    else:
-        reason = f"{type(error).__name__}: {text}"
-    return CaptureError(
-        reason if len(reason) <= 400 else reason[:400] + " ...",
-        fix="Check that loss(model(batch)).backward() runs without lowtide",
     )
 
 
@@ -306,12 +286,12 @@ def verify(
     puts gradients, buffers and random numbers back afterwards. The plan is the given
     one, one for the given budget, or, with neither, the one the model already has.
     """
-    settings = _settings_for(model, plan, budget, planner)
+    asked = _what_to_verify(model, plan, budget, planner)
     modules = modules_of(model)
     args, kwargs = arguments_of(batch)
     with _unwatched(model):
         return _both_ways(
-            restore_function(model), settings, modules, args, kwargs, loss, measured
+            restore_function(model), asked, modules, args, kwargs, loss, measured
         )
 
 
@@ -322,7 +302,7 @@ def _unwatched(model: Any) -> AbstractContextManager[None]:
 
 def _both_ways(
     function: Callable[..., Any],
-    settings: Settings,
+    asked: Settings | Plan,
     modules: list[nn.Module],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -330,7 +310,7 @@ def _both_ways(
     measured: bool,
 ) -> Verification:
     """Run a training step plain and planned, and compare."""
-    call = PlannedCall(function, settings, modules)
+    call = PlannedCall(function, asked, modules)
     # The caller's own tensors stay out of it: their graph and gradients are theirs.
     args, kwargs = pytree.tree_map(_on_its_own, (args, kwargs))
 
@@ -354,7 +334,7 @@ def _both_ways(
                 "nothing of it ran planned",
                 "Call model.train() first, outside of torch.no_grad()",
             )
-        return settings.plan or call.plans[0]
+        return asked if isinstance(asked, Plan) else call.plans[0]
 
     return compare(
         step(function), step(call), modules, plan_of, measurement if measured else None
@@ -368,16 +348,16 @@ def _on_its_own(value: Any) -> Any:
     return value
 
 
-def _settings_for(
+def _what_to_verify(
     model: Any, plan: Plan | None, budget: str | int | None, planner: str
-) -> Settings:
+) -> Settings | Plan:
     present = planned(model)
     if plan is not None and budget is not None:
         raise InvalidArgumentError(
             "lowtide.verify", "both plan and budget were given", "Give one of them"
         )
     if plan is not None:
-        return Settings(plan=plan)
+        return plan
     if budget is not None:
         return Settings(budget=budget, planner=planner)
     if present is None:
@@ -386,9 +366,7 @@ def _settings_for(
             "neither plan nor budget was given, and the model is not optimized",
             'Write plan=... or budget="6 GiB"',
         )
-    if present.plans:
-        return Settings(plan=present.plans[-1])
-    return present.settings
+    return present.plans[-1] if present.plans else present.asked
 
 
 def measure(
@@ -419,7 +397,9 @@ def measure(
             "of it ran planned",
             "Call model.train() first, outside of torch.no_grad()",
         )
-    plan_ = (call.settings.plan or call.plans[-1]) if call else None
+    plan_ = None
+    if call is not None:
+        plan_ = call.asked if isinstance(call.asked, Plan) else call.plans[-1]
     rss = None
     if isinstance(model, nn.Module) and not _on_accelerator(model):
         rss = rss_peak_in_child(model, batch, loss, plan_)

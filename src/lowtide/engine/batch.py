@@ -18,7 +18,8 @@ import torch
 from lowtide import planners
 from lowtide.engine.api import arguments_of, modules_of, profile, restore_function
 from lowtide.engine.meter import allocated_peak, median, preserved, timed
-from lowtide.engine.runtime import PlannedCall, Settings, training_step
+from lowtide.engine.runtime import PlannedCall
+from lowtide.engine.training import training_step
 from lowtide.errors import BudgetTooSmallError, InvalidArgumentError
 from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan
@@ -234,7 +235,7 @@ def measure_both(
     plain = restore_function(model)
     calls: list[Callable[..., Any]] = [plain]
     if plan is not None:
-        calls.append(PlannedCall(plain, Settings(plan=plan), modules))
+        calls.append(PlannedCall(plain, plan, modules))
     runs = [training_step(call, loss, *arguments_of(batch)) for call in calls]
     with preserved(modules):
         for run in runs:

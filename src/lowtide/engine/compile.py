@@ -11,8 +11,12 @@ callables and keeps the promises that only hold at run time.
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Callable, Sequence
+import types
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,14 +30,14 @@ from lowtide.engine.capture.eager import compute_as_eager
 from lowtide.engine.capture.joint import Piece, read_joint
 from lowtide.engine.capture.step import step_of
 from lowtide.engine.capture.zeros import guess_absent, without_tangents
+from lowtide.engine.orders import Orders
 from lowtide.engine.rewrite import backward_from, saved_name, split
-from lowtide.errors import UnsupportedTorchError
+from lowtide.errors import CaptureError, LowtideError, UnsupportedTorchError
 from lowtide.step.graph import Kind, Phase
 from lowtide.step.schedule import sequence_from_kept
 
-Halves = tuple[Sequence[int], Sequence[int]]
-Decide = Callable[[Piece], Halves]
-
+Decide = Callable[[Piece], Orders]
+log = logging.getLogger("lowtide.run")
 
 _TESTED = ("2", "13")
 Around = Callable[[Piece, Phase, list[Any], Callable[[list[Any]], Any]], Any]
@@ -44,18 +48,20 @@ class Watch:
     """What happened at run time, for those who must know.
 
     `forwards` and `backwards` count the runs of planned graphs, `graphs` the graphs
-    that were planned, `unplanned` those without a backward. `around`, if given, is
+    that were planned, `unplanned` those without a backward, `left` says for each graph
+    that runs as it is why it could not be planned. `around`, if given, is
     called instead of each run, with the piece, the phase, the arguments and the run.
     `surprises` counts backwards of other outputs than were planned for, `seen_absent`
     is what the last of them went without, `expected_absent` what to plan for instead of
-    a guess.
+    a guess. `held` has an entry for each forward whose backward may still come.
     """
 
     forwards: int = 0
     backwards: int = 0
     graphs: int = 0
     unplanned: int = 0
-    held: dict[int, int] = field(default_factory=dict[int, int])
+    left: list[str] = field(default_factory=list[str])
+    held: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
     around: Around | None = None
     surprises: int = 0
     seen_absent: frozenset[int] | None = None
@@ -64,7 +70,7 @@ class Watch:
     @property
     def held_bytes(self) -> int:
         """Bytes that graphs keep for backwards that have not run yet."""
-        return sum(self.held.values())
+        return sum(nbytes for _, nbytes in self.held.values())
 
     def run(
         self, piece: Piece, phase: Phase, args: list[Any], run: Callable[..., Any]
@@ -72,15 +78,128 @@ class Watch:
         """Run one half of a piece."""
         if phase == "forward":
             self.forwards += 1
-            self.held[id(piece)] = piece.kept_bytes
         else:
             self.backwards += 1
-            self.held.pop(id(piece), None)
+            own = [k for k, (owner, _) in self.held.items() if owner == id(piece)]
+            for key in own[-1:]:
+                del self.held[key]
         return self.around(piece, phase, args, run) if self.around else run(args)
 
+    def hold(self, piece: Piece, outputs: Any) -> None:
+        """Count what a forward keeps until its backward has run or cannot come."""
+        node = _compiled_node(outputs)
+        if node is None:
+            return
+        token = _Held()
+        self.held[id(token)] = id(piece), piece.kept_bytes
+        weakref.finalize(token, self.held.pop, id(token), None)
+        node.lowtide_held = token  # lives as long as autograd's graph does
 
-def compile_with(decide: Decide, watch: Watch) -> Callable[..., Any]:
-    """A dynamo backend that runs each captured piece as `decide` says."""
+
+class _Held:
+    """Stands in autograd's graph for what a forward has kept."""
+
+
+def compiled(
+    function: Callable[..., Any],
+    decide: Decide,
+    watch: Watch,
+    *,
+    fullgraph: bool,
+    with_numbers: bool = False,
+) -> Callable[..., Any]:
+    """The function under `torch.compile`, each graph run as `decide` says.
+
+    Every call gets a code object and a compile cache of its own, so that the number of
+    shapes and models in one process is not limited by dynamo's recompile limit.
+
+    Args:
+        function: What is compiled.
+        decide: The order of the ops of each graph.
+        watch: Told of everything that happens at run time.
+        fullgraph: Whether a graph break is an error, or just begins another graph. In
+            the latter case a graph that cannot be planned runs as it is.
+        with_numbers: Whether a Python number that changes from call to call becomes an
+            input of the graph, instead of a constant of a new one.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    fresh = types.FunctionType(
+        call.__code__.replace(co_name=f"call_{id(watch):x}"),
+        call.__globals__,
+        closure=call.__closure__,
+    )
+    planned = torch.compile(  # pyright: ignore[reportCallIssue]
+        fresh,
+        backend=compile_with(decide, watch, lenient=not fullgraph),
+        dynamic=None if with_numbers else False,
+        fullgraph=fullgraph,
+        isolate_recompiles=True,
+        recompile_limit=64,
+    )
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with _capturing(fullgraph):
+            return planned(*args, **kwargs)
+
+    return run
+
+
+def _once_only() -> set[Any]:
+    """Methods of loggers that say a thing once; they are no reason to cut a graph."""
+    names = ("debug", "warning_once", "info_once", "warning_advice")
+    return {m for n in names if (m := getattr(logging.Logger, n, None)) is not None}
+
+
+@contextmanager
+def _capturing(fullgraph: bool) -> Iterator[None]:
+    """How dynamo is to capture.
+
+    Hooks that are added later count, and numbers in modules may change. DDP's buckets
+    are no reason to cut a step into pieces. Where pieces are allowed, what dynamo
+    cannot follow runs as it is.
+    """
+    with torch._dynamo.config.patch(
+        skip_nnmodule_hook_guards=False,
+        allow_unspec_int_on_nn_module=True,
+        optimize_ddp=False,
+        ignore_logging_functions=_once_only(),
+        suppress_errors=not fullgraph,
+    ):
+        yield
+
+
+def explain_failure(error: BaseException) -> BaseException:
+    """Our own error out of the layers that torch wraps around it."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, LowtideError):
+            return seen
+        inner = getattr(seen, "inner_exception", None)
+        seen = inner or seen.__cause__ or seen.__context__
+    return error
+
+
+def reason_of(error: BaseException) -> str:
+    """Why a graph could not be captured, in one line."""
+    found = explain_failure(error)
+    while getattr(found, "inner_exception", None) is not None:
+        found = found.inner_exception  # type: ignore[attr-defined]
+    line = next((t for t in str(found).splitlines() if t.strip()), "")
+    return (
+        line if isinstance(found, LowtideError) else f"{type(found).__name__}: {line}"
+    )
+
+
+def compile_with(
+    decide: Decide, watch: Watch, *, lenient: bool = False
+) -> Callable[..., Any]:
+    """A dynamo backend that runs each captured piece as `decide` says.
+
+    If it is lenient, a piece that cannot be planned runs as it is.
+    """
     if tuple(torch.__version__.split(".")[:2]) != _TESTED:
         raise UnsupportedTorchError("it was never tried", torch.__version__)
 
@@ -88,7 +207,16 @@ def compile_with(decide: Decide, watch: Watch) -> Callable[..., Any]:
         gm: fx.GraphModule, example_inputs: Sequence[Any], **unused: Any
     ) -> Callable[..., Any]:
         del unused
-        return _compile(gm, example_inputs, decide, watch)
+        try:
+            return _compile(gm, example_inputs, decide, watch)
+        except Exception as error:
+            found = explain_failure(error)
+            ours = isinstance(found, LowtideError)
+            if not lenient or (ours and not isinstance(found, CaptureError)):
+                raise
+            watch.left.append(reason_of(error))
+            log.info("a graph runs as it is: %s", watch.left[-1], exc_info=True)
+            return gm.forward
 
     return backend
 
@@ -177,7 +305,7 @@ def _compile(
         watch.unplanned += 1
         return _boxed(module)
 
-    compiled = aot_autograd(
+    run_compiled = aot_autograd(
         fw_compiler=forward_compiler,
         bw_compiler=backward_compiler,
         inference_compiler=inference_compiler,
@@ -185,9 +313,11 @@ def _compile(
     )(gm, list(example_inputs))
 
     def call(*args: Any) -> Any:
-        outputs = compiled(*args)
-        if pieces and len(pieces[0].tangents) > 1:
-            _leave_missing_gradients_out(outputs)
+        outputs = run_compiled(*args)
+        if pieces:
+            watch.hold(pieces[0], outputs)
+            if len(pieces[0].tangents) > 1:
+                _leave_missing_gradients_out(outputs)
         return outputs
 
     return call
@@ -252,13 +382,14 @@ class _OtherBackwards:
     def for_absent(
         self, absent: frozenset[int], piece: Piece, args: list[Any]
     ) -> Callable[..., Any]:
+        if absent in self.known:
+            return self.known[absent]
         reduced = without_tangents(self.joint, absent) if absent else self.joint
         if reduced is None:
             # The zeros reach an op we know nothing of, so they must be there.
             _fill_in_zeros(piece, args)
-            absent, reduced = frozenset(), self.joint
-        if absent not in self.known:
-            self.known[absent] = self.build(reduced, absent)
+            return self.for_absent(frozenset(), piece, args)
+        self.known[absent] = self.build(reduced, absent)
         return self.known[absent]
 
     def build(
@@ -288,19 +419,23 @@ def _fill_in_zeros(piece: Piece, args: list[Any]) -> None:
 
 
 def _leave_missing_gradients_out(outputs: Any) -> None:
-    """Tell autograd to pass on missing gradients instead of filling in zeros.
+    """Tell autograd to pass on missing gradients instead of filling in zeros."""
+    node = _compiled_node(outputs)
+    if node is not None:
+        node.set_materialize_grads(False)
 
-    An output's `grad_fn` is the context of the compiled function, or a view of it.
-    """
+
+def _compiled_node(outputs: Any) -> Any:
+    """The context of the compiled function: an output's `grad_fn`, or a view of it."""
     for value in outputs if isinstance(outputs, list | tuple) else (outputs,):
         node = getattr(value, "grad_fn", None)
         for _ in range(3):
             if node is None:
                 break
             if hasattr(node, "set_materialize_grads"):
-                node.set_materialize_grads(False)
-                return
+                return node
             node = node.next_functions[0][0] if node.next_functions else None
+    return None
 
 
 _SOURCE_PART = re.compile(r"_(?:modules|parameters|buffers)\['([^']+)'\]")

@@ -11,7 +11,7 @@ import torch
 
 from lowtide.engine.api import apply, arguments_of
 from lowtide.engine.meter import rss_peak
-from lowtide.engine.runtime import training_step
+from lowtide.engine.training import training_step
 from lowtide.models._libraries import torchvision_models
 from lowtide.step.plan import Plan
 

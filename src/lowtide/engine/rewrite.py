@@ -21,8 +21,9 @@ import torch
 from torch import fx
 
 from lowtide.engine.capture.fold import Follower
-from lowtide.engine.capture.joint import Piece, PieceOp, tensors_of
+from lowtide.engine.capture.joint import NUMBERS, Piece, PieceOp, tensors_of
 from lowtide.engine.capture.step import piece_op
+from lowtide.engine.draws import draw, draw_again, generator_state
 from lowtide.errors import CaptureError
 
 aten = torch.ops.aten
@@ -60,6 +61,8 @@ def split(
     first = _Emitter(piece, replayed)
     outputs = first.forward(forward_ops)
     saved = [first.value_to_save(what) for what in second.saved]
+    # Numbers go last, and arrive first: so AOTAutograd has it.
+    saved.sort(key=is_number)
     first.graph.output((*outputs, *saved))
     second.graph.output(tuple(gradients))
     names = tuple(saved_name(piece, what) for what in second.saved)
@@ -182,7 +185,10 @@ class _Emitter:
             # A parameter's name is fixed even where fx renames its node, so it must
             # not be the name of any node emitted so far.
             name = f"saved_{what}"
-            with self.graph.inserting_before(self.first_tangent):
+            before = self.first_tangent
+            if base is not None and is_number(base):
+                before = next(iter(self.graph.nodes))
+            with self.graph.inserting_before(before):
                 if base is not None:
                     copy = self.placeholder(base, name)
                 else:
@@ -203,24 +209,20 @@ class _Emitter:
         return self.states[what]
 
     def fake_state(self, storage: int) -> torch.Tensor:
-        mode = tensors_of(self.piece.primals[0])[0].fake_mode  # type: ignore[attr-defined]
-        with mode:
+        like = next(t for n in self.piece.primals for t in tensors_of(n))
+        with like.fake_mode:  # type: ignore[attr-defined]
             return torch.empty(self.piece.storages[storage].nbytes, dtype=torch.uint8)
 
     # Ops.
 
     def run(self, op: PieceOp) -> None:
         if op.variant == "plain":
-            self.save_generator_state(op)
-            made = self.graph.node_copy(op.node, self.value)
+            if op.node in self.replayed:
+                made = self.draw(op, self.save_generator_state(op), draw)
+            else:
+                made = self.graph.node_copy(op.node, self.value)
         elif op.variant == "replay":
-            state = self.state(op.reads[-1])
-            device = str(tensors_of(op.node)[0].device)
-            arguments: Any = (state, device, op.node.target, *self.map(op.node.args))
-            made = self.graph.call_function(
-                run_with_generator_state, arguments, dict(self.map(op.node.kwargs))
-            )
-            made.meta = dict(op.node.meta)
+            made = self.draw(op, self.state(op.reads[-1]), draw_again)
         else:
             # The running statistics are not mapped: they have changed by now.
             tensor, weight, bias = self.map(op.node.args[:3])
@@ -266,19 +268,29 @@ class _Emitter:
                 item.meta = dict(user.meta)
                 self.values[user] = item
 
-    def save_generator_state(self, op: PieceOp) -> None:
+    def draw(self, op: PieceOp, state: fx.Node, how: Any) -> fx.Node:
+        arguments: Any = (state, op.node.target, *self.map(op.node.args))
+        made = self.graph.call_function(how, arguments, dict(self.map(op.node.kwargs)))
+        made.meta = dict(op.node.meta)
+        return made
+
+    def save_generator_state(self, op: PieceOp) -> fx.Node:
         """Before a random op that is replayed later: where its generator stands."""
-        if op.node not in self.replayed:
-            return
         device = tensors_of(op.node)[0].device
         state = self.graph.call_function(generator_state, (str(device),))
         state.meta["val"] = self.fake_state(op.writes[-1])
         self.states[op.writes[-1]] = state
+        return state
 
     def state(self, storage: int) -> fx.Node:
         if storage not in self.states:
             self.states[storage] = self.save(storage)
         return self.states[storage]
+
+
+def is_number(node: fx.Node) -> bool:
+    """Whether its value is a number that may change, and no tensor."""
+    return isinstance(node.meta.get("val"), NUMBERS)
 
 
 def write_over(
@@ -298,30 +310,3 @@ def write_over(
     if same:
         return in_place(*args, **given, **{out: over})
     return plain(*args, **given)
-
-
-def generator_state(device: str) -> torch.Tensor:
-    """A copy of the state of this device's generator."""
-    if device.startswith("cuda"):
-        return torch.cuda.get_rng_state(device)
-    return torch.get_rng_state()
-
-
-def set_generator_state(device: str, state: torch.Tensor) -> None:
-    """Put this device's generator into a state."""
-    if device.startswith("cuda"):
-        torch.cuda.set_rng_state(state, device)
-    else:
-        torch.set_rng_state(state)
-
-
-def run_with_generator_state(
-    state: torch.Tensor, device: str, target: Any, /, *arguments: Any, **keywords: Any
-) -> Any:
-    """Draw what was drawn from this state, and leave the generator as it was."""
-    current = generator_state(device)
-    set_generator_state(device, state)
-    try:
-        return target(*arguments, **keywords)
-    finally:
-        set_generator_state(device, current)

@@ -4,64 +4,82 @@
 input is captured, profiled and planned before any of it runs; later ones run straight
 through. Calls without gradients, and a module in evaluation mode, run as they always
 did.
+
+How a call runs is found on a ladder, from the top: as one planned graph; as several,
+planned together or each as it arrives, where a graph that cannot be planned runs as it
+is; and unplanned, with one warning. What trains without lowtide trains with it. Only a
+budget that cannot be kept is an error, and it is raised before anything has run.
 """
 
 from __future__ import annotations
 
 import logging
-import os
+import threading
 import time
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from torch._dynamo.exc import BackendCompilerFailed, Unsupported
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch._dynamo.exc import TorchDynamoException
 from torch.utils import _pytree as pytree
 
 from lowtide import planners
-from lowtide.engine.capture.call import Call, calls_of
 from lowtide.engine.capture.joint import Piece
-from lowtide.engine.capture.record import Recording, compose
-from lowtide.engine.capture.step import piece_op, step_of
-from lowtide.engine.compile import Halves, Watch
-from lowtide.engine.costs import costs, state_bytes, total_cost
-from lowtide.engine.trace import compiled, dry_run, explain_failure
+from lowtide.engine.capture.step import step_of
+from lowtide.engine.compile import Watch, compiled, explain_failure, reason_of
+from lowtide.engine.notices import announce, warn
+from lowtide.engine.orders import Orders, orders_of
+from lowtide.engine.prepare import Unpriced, prepare, with_room_at_turn
+from lowtide.engine.shares import plans_by_share
+from lowtide.engine.trace import look
+from lowtide.engine.training import default_loss
 from lowtide.errors import (
     BudgetTooSmallError,
     CaptureError,
     LowtideError,
-    LowtideWarning,
     NoTrainingGraphError,
     PlanMismatchError,
 )
-from lowtide.reporting import report
-from lowtide.step.graph import StepGraph, Storage
+from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan
-from lowtide.step.schedule import crossing, with_frees
-from lowtide.step.simulate import simulate
-from lowtide.step.units import format_bytes, format_percent, to_bytes
+from lowtide.step.units import to_bytes
 
 log = logging.getLogger("lowtide.run")
+
+# How many graphs are planned for one kind of input before its changes are given up on.
+MOST_PLANS = 8
+MOST_PIECES = 64
+# Dynamo and its settings belong to the process.
+_PLANNING = threading.RLock()
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the user asked for. Exactly one of `budget` and `plan` is given."""
+    """A budget, and how to plan for it. `verify_every`: 0 never, n every n-th call."""
 
-    budget: Any = None
-    plan: Plan | None = None
+    budget: Any
     planner: str = "auto"
     optimizer: torch.optim.Optimizer | None = None
     time_limit: float = 10.0
     cache: bool = True
-    verify: bool = False
+    verify_every: int = 0
+
+
+@dataclass(eq=False)
+class Route:
+    """How calls with one kind of input run: compiled, or as they are."""
+
+    run: Callable[..., Any] | None = None
+    num_plans: int = 0
+    most_plans: int = MOST_PLANS
+
+
+class _NotCapturedError(Exception):
+    """This rung of the ladder does not hold; nothing has run."""
 
 
 class PlannedCall:
@@ -69,105 +87,255 @@ class PlannedCall:
 
     Args:
         function: What is called.
-        settings: The budget and how to plan for it.
+        asked: The budget and how to plan for it, or the plan to run.
         modules: The modules it runs; whether one of them that can learn is in
             training mode decides whether a call is a training call.
+        check: Compares a call with the same one without lowtide, and raises if they
+            differ; asked before calls as `Settings.verify_every` says.
     """
 
     def __init__(
         self,
         function: Callable[..., Any],
-        settings: Settings,
+        asked: Settings | Plan,
         modules: Sequence[nn.Module] = (),
+        check: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = None,
     ) -> None:
         self.function = function
-        self.settings = settings
+        self.asked = asked
         self.modules = tuple(modules)
-        self.calls: dict[Any, Callable[..., Any]] = {}
+        self.check = check
+        self.routes: dict[Any, Route] = {}
+        self.route = Route()
         self.plans: list[Plan] = []
         self.steps: list[StepGraph] = []
         self.watch = Watch()
         self.num_calls = 0
+        self.num_training_calls = 0
         self.is_watching = True
-        self.before_first: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = (
-            None
-        )
+        self.trains_in_evaluation = False
+        self.forwards_before = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the call, planned if it is a training call."""
+        return self.call(args, kwargs)  # pyright: ignore[reportCallIssue]
+
+    # Under a `torch.compile` of the user's the graph breaks here, and the budget holds.
+    @torch._dynamo.disable
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the call, planned if it is a training call."""
         self.num_calls += 1
         if not self.is_training_call():
-            return self.function(*args, **kwargs)
+            return self.run_in_evaluation(args, kwargs)
         self.learn_from_last_step()
-        self.watch.held.clear()
+        self.check_if_due(args, kwargs)
         key = (self.state_of_modules(), _kind_of_input(args, kwargs))
-        call = self.calls.get(key)
-        if call is not None:
-            try:
-                return self.run(call, args, kwargs)
-            except Unsupported as error:
-                # Something else than the inputs has changed, and breaks the graph.
-                # Nothing has run yet: one graph was compiled, or none.
-                log.info("planning anew: %s", str(error).splitlines()[0])
-        elif self.before_first is not None:
-            self.before_first(args, kwargs)
-            self.before_first = None
-        self.calls[key], outputs = self.first_call(args, kwargs)
-        return outputs
+        route = self.route = self.routes.get(key) or Route()
+        is_known = key in self.routes
+        self.routes[key] = route
+        if is_known and route.run is None:
+            return self.function(*args, **kwargs)
+        with self.only_this_plan():
+            if route.run is not None:
+                try:
+                    return self.run(route.run, args, kwargs)
+                except _NotCapturedError as error:
+                    # Something else than the inputs has changed.
+                    log.info("planning anew: %s", error)
+            with _PLANNING:
+                return self.climb_down(route, args, kwargs, is_new=not is_known)
 
     def is_training_call(self) -> bool:
         """Whether a backward may follow."""
-        if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        if not torch.is_grad_enabled():
             return False
         learning = [
             m for m in self.modules if any(p.requires_grad for p in m.parameters())
         ]
-        return not self.modules or any(m.training for m in learning or self.modules)
+        in_training = [m for m in learning or self.modules if m.training]
+        return not self.modules or bool(in_training) or self.trains_in_evaluation
+
+    def run_in_evaluation(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run as it is, and notice if a gradient is taken all the same."""
+        outputs = self.function(*args, **kwargs)
+        if not torch.is_grad_enabled() or not self.is_watching:
+            return outputs
+        for value in pytree.tree_leaves(outputs):
+            if isinstance(value, torch.Tensor) and value.requires_grad:
+                value.register_hook(self.notice_gradient)
+                break
+        return outputs
+
+    def notice_gradient(self, _: torch.Tensor) -> None:
+        """A model that is trained in evaluation mode is planned in it too."""
+        if self.trains_in_evaluation or not self.is_watching:
+            return
+        self.trains_in_evaluation = True
+        warn(
+            f"lowtide.optimize({_name(self.function)}): a gradient was computed in "
+            "evaluation mode. This step ran unplanned; those after it are planned in "
+            "evaluation mode too."
+        )
+
+    def check_if_due(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        number, self.num_training_calls = (
+            self.num_training_calls,
+            (self.num_training_calls + 1),
+        )
+        every = self.asked.verify_every if isinstance(self.asked, Settings) else 0
+        if self.check is not None and every and number % every == 0:
+            self.check(args, kwargs)
 
     def learn_from_last_step(self) -> None:
         """Plan anew for the outputs that were differentiated, if a guess was wrong.
 
-        With several graphs it is not known which one the surprise belongs to.
+        If others are differentiated in turns, all that ever were are planned for, so
+        this comes to an end. With several graphs it is not known which one the surprise
+        belongs to.
         """
         absent, self.watch.seen_absent = self.watch.seen_absent, None
-        if absent is None or self.settings.plan is not None or self.watch.graphs != 1:
+        if absent is None or isinstance(self.asked, Plan) or self.watch.graphs != 1:
+            return
+        expected = self.watch.expected_absent
+        wanted = absent if expected is None else absent & expected
+        if wanted == expected:
             return
         log.info("planning anew: other outputs are differentiated than was expected")
-        self.watch.expected_absent = absent
+        self.watch.expected_absent = wanted
         self.watch.graphs = 0
-        self.calls.clear()
+        self.forget()
+
+    def forget(self) -> None:
+        """Let go of all plans and what was compiled for them."""
+        self.routes.clear()
+        self.plans.clear()
+        self.steps.clear()
 
     def state_of_modules(self) -> Any:
-        """What changes the captured graph besides the inputs."""
+        """What changes the captured graph, or what it may use, besides the inputs."""
         modes = tuple(m.training for root in self.modules for m in root.modules())
-        learns = tuple(p.requires_grad for m in self.modules for p in m.parameters())
-        return hash((modes, learns, self.has_gradients()))
+        parameters = [p for m in self.modules for p in m.parameters()]
+        learns = tuple(p.requires_grad for p in parameters)
+        gradients = tuple(p.grad is not None for p in parameters)
+        return hash((modes, learns, gradients))
 
-    def has_gradients(self) -> bool:
-        """Whether gradients are there already, to be added to."""
-        return any(p.grad is not None for m in self.modules for p in m.parameters())
+    @contextmanager
+    def only_this_plan(self) -> Iterator[None]:
+        """Parts of the model that are optimized too run inside this plan, as plain."""
+        inner = [
+            (m, m._compiled_call_impl)
+            for root in self.modules
+            for m in root.modules()
+            if isinstance(m._compiled_call_impl, PlannedCall)
+        ]
+        for module, _ in inner:
+            module._compiled_call_impl = None
+        try:
+            yield
+        finally:
+            for module, call in inner:
+                module._compiled_call_impl = call  # type: ignore[assignment]
 
-    def first_call(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Callable[..., Any], Any]:
+    # The ladder.
+
+    def climb_down(
+        self,
+        route: Route,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        is_new: bool,
+    ) -> Any:
         """Plan for this kind of input, then run the call.
 
         One graph is the common case, and capturing it touches nothing, so it is tried
         first. If there is a graph break, or a size that only values tell, all graphs
-        are collected in a dry run, planned together, and only then run.
+        are looked at in a dry run, planned together, and only then run.
         """
-        call = compiled(self.function, self.decide_alone, self.watch, fullgraph=True)
+        if any(_is_lazy(m) for m in self.modules):
+            # Its shapes are decided by its first call, which a plan would need.
+            del self.routes[next(k for k, r in self.routes.items() if r is route)]
+            return self.function(*args, **kwargs)
+        call = compiled(
+            self.function,
+            self.decide_alone,
+            self.watch,
+            fullgraph=True,
+            with_numbers=is_new,
+        )
         try:
-            return call, self.run(call, args, kwargs)
-        except (Unsupported, BackendCompilerFailed) as error:
-            if isinstance(error, BackendCompilerFailed) and not isinstance(
-                error.inner_exception, GuardOnDataDependentSymNode
-            ):
-                raise
-            log.info("one graph is not enough: %s", str(error).splitlines()[0])
+            outputs = self.run(call, args, kwargs)
+        except _NotCapturedError as error:
+            log.info("one graph is not enough: %s", error)
+            reason = str(error)
+        else:
+            route.run = call
+            return outputs
+        if route.num_plans > route.most_plans:
+            return self.run_unplanned(route, reason, args, kwargs)
         decide = self.decide_together(args, kwargs)
+        route.most_plans = MOST_PIECES
         call = compiled(self.function, decide, self.watch, fullgraph=False)
-        return call, self.run(call, args, kwargs)
+        num_left = len(self.watch.left)
+        try:
+            outputs = self.run(call, args, kwargs)
+        except _NotCapturedError as error:
+            return self.run_unplanned(route, str(error), args, kwargs)
+        route.run = call
+        if self.watch.forwards == self.forwards_before:
+            self.nothing_arrived(route, outputs, reason)
+        elif len(self.watch.left) > num_left:
+            left = self.watch.left[num_left:]
+            warn(
+                f"lowtide.optimize({_name(self.function)}): {len(left)} of its graphs "
+                f"cannot be planned and run as they are. Found: {left[0]}"
+            )
+        return outputs
+
+    def run(
+        self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run it, or say that it could not be captured while nothing has run yet."""
+        before = self.forwards_before = self.watch.forwards
+        try:
+            return call(*args, **kwargs)
+        except Exception as error:
+            found = explain_failure(error)
+            can_fall_back = isinstance(found, CaptureError | TorchDynamoException)
+            if isinstance(found, LowtideError) and (
+                isinstance(self.asked, Plan) or not can_fall_back
+            ):
+                raise found from None
+            if not can_fall_back or self.watch.forwards > before:
+                raise
+            raise _NotCapturedError(reason_of(error)) from error
+
+    def run_unplanned(
+        self, route: Route, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """The last rung."""
+        route.run = None
+        warn(
+            f"lowtide.optimize({_name(self.function)}): this step cannot be planned. "
+            f"It runs as it is, under no budget. Found: {reason} Optimize a part of "
+            "the model that can be captured, or the function that computes the loss."
+        )
+        return self.function(*args, **kwargs)
+
+    def nothing_arrived(self, route: Route, outputs: Any, reason: str) -> None:
+        """All of the call ran outside of planned graphs."""
+        leaves = pytree.tree_leaves(outputs)
+        asked = f"lowtide.optimize({_name(self.function)})"
+        if not any(isinstance(v, torch.Tensor) and v.requires_grad for v in leaves):
+            cause = ""
+            if self.watch.unplanned:
+                cause = "nothing in the captured graph requires a gradient"
+            raise NoTrainingGraphError(asked, cause)
+        route.run = None
+        warn(
+            f"{asked}: nothing of this step could be captured, so it runs as it is, "
+            f"under no budget. Found: {reason}"
+        )
 
     def watch_for_bypass(self, model: nn.Module) -> None:
         """Raise at the first gradient of a step that went around this call.
@@ -176,43 +344,30 @@ class PlannedCall:
         train unplanned without a word.
         """
         parameter = next((p for p in model.parameters() if p.requires_grad), None)
-        if parameter is None:
+        if parameter is None or _is_lazy(model):
             return
+        name = f"lowtide.optimize({type(model).__name__})"
 
         def check(_: torch.Tensor) -> None:
             if not self.is_watching:
                 return
             handle.remove()
-            if self.num_calls == 0 and model._compiled_call_impl is self:
+            current = model._compiled_call_impl
+            if current is not self and not isinstance(current, PlannedCall | None):
+                warn(
+                    f"{name}: the model was compiled afterwards, which replaces the "
+                    "planned call: it runs under no budget. Compile first, or leave "
+                    "model.compile() out."
+                )
+            elif self.num_calls == 0 and current is self:
                 raise NoTrainingGraphError(
-                    f"lowtide.optimize({type(model).__name__})",
+                    name,
                     "a gradient was computed, but the model itself was never called: "
                     "something calls one of its methods or submodules instead",
                     "Optimize what is called, or the function that computes the loss",
                 )
 
         handle = parameter.register_post_accumulate_grad_hook(check)
-
-    def run(
-        self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        before = self.watch.forwards
-        try:
-            outputs = call(*args, **kwargs)
-        except BackendCompilerFailed as error:
-            found = explain_failure(error)
-            if isinstance(found, LowtideError):
-                raise found from None
-            raise
-        if self.watch.forwards == before:
-            raise self.nothing_arrived()
-        return outputs
-
-    def nothing_arrived(self) -> NoTrainingGraphError:
-        cause = ""
-        if self.watch.unplanned:
-            cause = "nothing in the captured graph requires a gradient"
-        return NoTrainingGraphError(f"lowtide.optimize({_name(self.function)})", cause)
 
     @contextmanager
     def unwatched(self) -> Iterator[None]:
@@ -225,136 +380,90 @@ class PlannedCall:
 
     # Deciding.
 
-    def decide_alone(self, piece: Piece) -> Halves:
+    def decide_alone(self, piece: Piece) -> Orders:
         """The order of a piece that is the whole step."""
-        if self.settings.plan is not None:
-            return halves_of(self.settings.plan, piece)
-        return halves_of(self.plan(self.step_of_piece(piece)), piece)
+        if isinstance(self.asked, Plan):
+            return orders_of(self.asked, piece)
+        return orders_of(self.plan(self.step_of_piece(piece)), piece)
 
     def decide_together(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Callable[[Piece], Halves]:
+    ) -> Callable[[Piece], Orders]:
         """How to run each of several pieces under one budget."""
-        if self.settings.plan is not None:
-            return self.decide_by(self.settings.plan)
+        if isinstance(self.asked, Plan):
+            return self.decide_by(self.asked)
         try:
-            recording = dry_run(
+            seen = look(
                 self.function, args, kwargs, modules=self.modules, loss=default_loss
             )
-            if recording.most_visits > 1:
-                return self.decide_shares(recording)
-            plan = self.plan(self.step_of_recording(recording))
         except CaptureError as error:
-            # No loss was found in what the model returns; the real one will come.
+            # No loss was found in what the model returns, or its code looks at values.
+            # Then each graph is planned when it arrives, against what is held by then.
             log.info("no dry run: %s", error)
             return self.decide_next
-        except LowtideError:
-            raise
-        except Exception as error:
-            # Code that looks at values cannot run without them. Then each graph is
-            # planned when it arrives, against what the ones before it hold.
-            log.info("no dry run: %s", str(error).splitlines()[0])
-            return self.decide_next
-        return self.decide_by(plan)
+        if seen.whole is not None:
+            return self.decide_by(self.plan(self.prepared(seen.whole)))
+        steps = [self.prepared(piece) for piece in seen.pieces]
+        plans = plans_by_share(
+            steps,
+            seen.visits,
+            budget=self.asked.budget,
+            planner=self.asked.planner,
+            time_limit=self.asked.time_limit,
+        )
+        self.plans += plans
+        self.steps += steps
+        return self.decide_by(*plans)
 
-    def decide_by(self, plan: Plan) -> Callable[[Piece], Halves]:
-        """How the plan runs each piece as it arrives; equal ones arrive in order."""
+    def decide_by(self, *plans: Plan) -> Callable[[Piece], Orders]:
+        """How these plans run each piece as it arrives; equal ones arrive in order."""
+        known = {p.fingerprint: plan for plan in plans for p in plan.pieces}
         arrived: Counter[str] = Counter()
 
-        def decide(piece: Piece) -> Halves:
+        def decide(piece: Piece) -> Orders:
             fingerprint = step_of(piece).fingerprint
             arrived[fingerprint] += 1
+            plan = known.get(fingerprint, plans[0])
             try:
-                return halves_of(plan, piece, arrived[fingerprint] - 1)
+                return orders_of(plan, piece, arrived[fingerprint] - 1)
             except PlanMismatchError as error:
-                if self.settings.plan is not None:
+                if isinstance(self.asked, Plan):
                     raise
                 log.info("a graph that was not foreseen: %s", error)
                 return self.decide_next(piece)
 
         return decide
 
-    def decide_shares(self, recording: Recording) -> Callable[[Piece], Halves]:
-        """Each piece alone, where one compiled piece runs several times in a step.
-
-        All its runs share one order of ops, so every piece gets the same part of its
-        own range, the largest at which all runs together stay within the budget.
-        """
-        pieces, visits = recording.pieces, recording.visits
-        steps = [self.step_of_piece(p, is_last=p is pieces[-1]) for p in pieces]
-        times = [visits[id(p)] for p in pieces]
-        baseline = _together(steps, [step.baseline for step in steps], times)
-        budget_bytes = to_bytes(self.settings.budget, baseline_bytes=baseline)
-        load = planners.load(self.settings.planner)
-
-        def plans_at(part: float) -> list[Plan]:
-            return [
-                load.plan(
-                    step,
-                    int(_between(step.floor_bytes, step.baseline_peak_bytes, part)),
-                    time_limit=self.settings.time_limit / 8,
-                )
-                for step in steps
-            ]
-
-        def peak_of(plans: Sequence[Plan]) -> int:
-            return _together(steps, [plan.ops for plan in plans], times)
-
-        low, high = 0.0, 1.0
-        best = plans_at(high)
-        if peak_of(best) > budget_bytes:
-            best = plans_at(low)
-            if peak_of(best) > budget_bytes:
-                raise BudgetTooSmallError(
-                    budget_bytes,
-                    peak_of(best),
-                    f"graphs that run {max(times)} times in a step",
-                )
-            for _ in range(6):
-                middle = _between(low, high, 0.5)
-                plans = plans_at(middle)
-                if peak_of(plans) <= budget_bytes:
-                    low, best = middle, plans
-                else:
-                    high = middle
-        self.plans += best
-        self.steps += steps
-        known = {plan.pieces[0][0]: plan for plan in best}
-
-        def decide(piece: Piece) -> Halves:
-            plan = known.get(step_of(piece).fingerprint)
-            return self.decide_next(piece) if plan is None else halves_of(plan, piece)
-
-        return decide
-
-    def step_of_piece(self, piece: Piece, *, is_last: bool = True) -> StepGraph:
-        """The step of one piece. Behind the last of them, a loss may need room."""
-        step = surrounded(step_of(piece), self.modules, self.settings.optimizer)
-        step = costed(step, [piece], cache=self.settings.cache)
-        return self.with_reserve(step, piece) if is_last else step
-
-    def decide_next(self, piece: Piece) -> Halves:
+    def decide_next(self, piece: Piece) -> Orders:
         """The order of a piece that is not the whole step, as it arrives.
 
         It is planned in what the graphs before it leave while they wait for their
-        backwards. What comes after it is not known yet.
+        backwards. What comes after it is not known yet. If something has run already,
+        a piece that does not fit gets its lowest plan instead of an error.
         """
+        assert isinstance(self.asked, Settings)
         step = self.step_of_piece(piece)
         held = self.watch.held_bytes
         budget_bytes = to_bytes(
-            self.settings.budget, baseline_bytes=step.baseline_peak_bytes + held
+            self.asked.budget, baseline_bytes=step.eager_peak_bytes + held
         )
-        return halves_of(self.plan(step, limit_bytes=budget_bytes - held), piece)
+        try:
+            plan = self.plan(step, limit_bytes=max(0, budget_bytes - held))
+        except BudgetTooSmallError as error:
+            least = BudgetTooSmallError(
+                budget_bytes, error.floor_bytes + held, error.blame
+            )
+            if self.watch.forwards == self.forwards_before:
+                raise least from None
+            warn(f"lowtide.optimize({_name(self.function)}): {least}")
+            plan = self.plan(step, limit_bytes=error.floor_bytes)
+        return orders_of(plan, piece)
 
-    def step_of_recording(self, recording: Recording) -> StepGraph:
-        step = surrounded(compose(recording), self.modules, self.settings.optimizer)
-        return costed(step, recording.pieces, cache=self.settings.cache)
+    def step_of_piece(self, piece: Piece) -> StepGraph:
+        """The step of one piece, with room at its turn for a loss outside.
 
-    def with_reserve(self, step: StepGraph, piece: Piece) -> StepGraph:
-        """Leave room at the turn for a loss that is computed outside.
-
-        Until it has been seen, it is taken to need three times the bytes of the outputs
-        it is computed from: what it saves and what it is computing.
+        Until it has been seen, a loss is taken to need three times the bytes of the
+        outputs it is computed from: what it saves and what it is computing.
         """
         large = [
             s
@@ -363,251 +472,40 @@ class PlannedCall:
             for s in piece.storage_of[node]
             if piece.storages[s].nbytes > 64
         ]
-        turn = step.ops[step.turn]
-        reserve = 3 * sum(step.sizes[s] for s in large)
-        turn = replace(turn, scratch_bytes=turn.scratch_bytes + reserve)
-        ops = (*step.ops[: turn.id], turn, *step.ops[turn.id + 1 :])
-        return replace(step, ops=ops)
+        step = self.prepared(piece)
+        return with_room_at_turn(step, 3 * sum(step.sizes[s] for s in large))
+
+    def prepared(self, source: Piece | Unpriced) -> StepGraph:
+        assert isinstance(self.asked, Settings)
+        self.route.num_plans += 1
+        if self.route.num_plans > self.route.most_plans:
+            raise CaptureError(
+                f"its graph has changed {self.route.most_plans} times although its "
+                "inputs are of the same kind",
+                fix="Pass what changes as a tensor",
+            )
+        return prepare(
+            source,
+            self.modules,
+            optimizer=self.asked.optimizer,
+            cache=self.asked.cache,
+        )
 
     def plan(self, step: StepGraph, *, limit_bytes: int | None = None) -> Plan:
         """The plan for a step within the budget, or this limit; it is remembered."""
-        budget_bytes = limit_bytes
-        if budget_bytes is None:
-            budget_bytes = to_bytes(
-                self.settings.budget, baseline_bytes=step.baseline_peak_bytes
+        assert isinstance(self.asked, Settings)
+        if limit_bytes is None:
+            limit_bytes = to_bytes(
+                self.asked.budget, baseline_bytes=step.eager_peak_bytes
             )
         started = time.perf_counter()
-        plan = planners.load(self.settings.planner).plan(
-            step, budget_bytes, time_limit=self.settings.time_limit
+        plan = planners.load(self.asked.planner).plan(
+            step, limit_bytes, time_limit=self.asked.time_limit
         )
-        log.info(
-            "plan: %s fits %s (peak %s, %s time) in %.1f s",
-            plan.planner,
-            format_bytes(budget_bytes),
-            format_bytes(plan.peak_bytes),
-            format_percent(plan.overhead, signed=True),
-            time.perf_counter() - started,
-        )
+        announce(step, plan, time.perf_counter() - started)
         self.plans.append(plan)
         self.steps.append(step)
-        _report_if_asked(step, plan)
         return plan
-
-
-def _between(low: float, high: float, part: float) -> float:
-    return low + part * (high - low)
-
-
-def _together(
-    steps: Sequence[StepGraph], sequences: Sequence[Sequence[int]], times: Sequence[int]
-) -> int:
-    """Most bytes of a step in which every piece runs so many times.
-
-    Each run holds from its forward to its backward what is alive at its turn; beside
-    all that is held, one run at a time needs more.
-    """
-    resident = max(step.resident_bytes for step in steps)
-    held = more = 0
-    for step, sequence, number in zip(steps, sequences, times, strict=True):
-        schedule = with_frees(step, sequence)
-        peak = simulate(step, schedule).peak_bytes - step.resident_bytes
-        at_turn = sum(step.sizes[s] for s in crossing(step, sequence))
-        held += number * at_turn
-        more = max(more, peak - at_turn)
-    return resident + held + more
-
-
-def _report_if_asked(step: StepGraph, plan: Plan) -> None:
-    """Write a report where `LOWTIDE_REPORT` says, beside what is there already.
-
-    Training goes on if it cannot be written.
-    """
-    asked = os.environ.get("LOWTIDE_REPORT")
-    if not asked:
-        return
-    path = first = Path(asked)
-    number = 1
-    while path.exists():
-        number += 1
-        path = first.with_stem(f"{first.stem}-{number}")
-    try:
-        report(step, plan).save(path)
-    except LowtideError as error:
-        text = f"LOWTIDE_REPORT={asked}: {error}"
-        warnings.warn(text, LowtideWarning, stacklevel=2)
-    else:
-        log.info("report written to %s", path)
-
-
-def costed(
-    step: StepGraph,
-    pieces: Sequence[Piece],
-    *,
-    how: Any = "measure",
-    device: str | None = None,
-    cache: bool = True,
-    progress: Any = None,
-) -> StepGraph:
-    """The step with the time and the scratch bytes of every op."""
-    calls: dict[int, list[Call]] = {}
-    for op in step.ops:
-        if op.piece >= 0 and op.opens < 0 and op.phase != "optimizer":
-            own = piece_op(pieces[op.piece], local_number(step, op.id))
-            calls[op.id] = calls_of(own)
-    flat = [call for own in calls.values() for call in own]
-    found = iter(costs(flat, how=how, device=device, cache=cache, progress=progress))
-    ops = list(step.ops)
-    for place, own in calls.items():
-        cost = total_cost([next(found) for _ in own])
-        ops[place] = replace(
-            ops[place],
-            seconds=cost.seconds,
-            spread=cost.spread,
-            scratch_bytes=cost.scratch_bytes,
-        )
-    facts = {**step.facts, "how": how, "costs_of": device or ""}
-    return replace(step, ops=tuple(ops), facts=facts)
-
-
-def local_number(step: StepGraph, number: int) -> int:
-    """An op's number within its own piece (see `step_of`)."""
-    for row in step.facts["pieces"]:
-        _, forward, forward_end, backward, backward_end = row
-        if forward <= number < forward_end:
-            return number - forward
-        if backward <= number < backward_end:
-            return number - backward + (forward_end - forward) + 1
-    raise AssertionError(f"op {number} belongs to no piece")
-
-
-def halves_of(plan: Plan, piece: Piece, place: int = 0) -> Halves:
-    """What a plan says about one piece: the ops of its forward and its backward.
-
-    Of several pieces with the same fingerprint, `place` says which one it is.
-    """
-    wanted = step_of(piece).fingerprint
-    rows = [row for row in plan.pieces if row[0] == wanted]
-    if not rows:
-        known = ", ".join(row[0] for row in plan.pieces) or plan.fingerprint
-        raise PlanMismatchError(
-            known, wanted, f"the graph that arrived has {len(piece.ops)} ops"
-        )
-    _, forward, forward_end, backward, backward_end = rows[place % len(rows)]
-    num_forward = forward_end - forward
-    halves: tuple[list[int], list[int]] = ([], [])
-    turned = False
-    for number in plan.ops:
-        if forward <= number < forward_end:
-            halves[turned].append(number - forward)
-        elif backward <= number < backward_end:
-            turned = True
-            halves[1].append(number - backward + num_forward + 1)
-        elif number in plan.openers:
-            turned = turned or number == backward - 1
-    return halves
-
-
-_AROUND = (
-    "parameters and buffers elsewhere",
-    "optimizer state",
-    "gradients from before",
-)
-
-
-def surrounded(
-    step: StepGraph,
-    modules: Sequence[nn.Module],
-    optimizer: torch.optim.Optimizer | None,
-) -> StepGraph:
-    """The step with what else stays in memory: other parameters, optimizer state."""
-    here = sum(s.nbytes for s in step.storages if s.kind in ("parameter", "buffer"))
-    elsewhere = max(0, _state_bytes(modules) - here)
-    kept = state_bytes(optimizer) if optimizer is not None else 0
-    gradients = sum(
-        p.grad.untyped_storage().nbytes()
-        for m in modules
-        for p in m.parameters()
-        if p.grad is not None
-    )
-    extra = zip(
-        _AROUND,
-        ("parameter", "optimizer_state", "gradient"),
-        (elsewhere, kept, gradients),
-        strict=True,
-    )
-    storages = list(step.storages)
-    for name, kind, nbytes in extra:
-        if nbytes:
-            storages.append(
-                Storage(len(storages), name, nbytes, kind=kind, resident=True)  # type: ignore[arg-type]
-            )
-    return _with_outside_loss(replace(step, storages=tuple(storages)))
-
-
-def _with_outside_loss(step: StepGraph) -> StepGraph:
-    """A loss that is computed outside, and its gradient, live to the end."""
-    unit = step.alignment_bytes
-    turn = step.ops[step.turn]
-    if step.turn < 0 or all(step.sizes[s] <= unit for s in turn.writes):
-        return step
-    loss = Storage(len(step.storages), "loss and its gradient", 2 * unit)
-    turn = replace(turn, writes=(*turn.writes, loss.id))
-    return replace(
-        step,
-        storages=(*step.storages, replace(loss, kind="temporary")),
-        ops=(*step.ops[: turn.id], turn, *step.ops[turn.id + 1 :]),
-        outputs=(*step.outputs, loss.id),
-    )
-
-
-def _state_bytes(modules: Sequence[nn.Module]) -> int:
-    storages: dict[int, int] = {}
-    for module in modules:
-        for value in (*module.parameters(), *module.buffers()):
-            storage = value.untyped_storage()
-            storages[storage._cdata] = storage.nbytes()
-    return sum(storages.values())
-
-
-def default_loss(output: Any) -> torch.Tensor:
-    """`output.loss`, the output if it is one number, or the sum of its floats."""
-    found = getattr(output, "loss", None)
-    if found is None and isinstance(output, dict):
-        found = output.get("loss")
-    if isinstance(found, torch.Tensor):
-        return found
-    floats = [
-        v
-        for v in pytree.tree_leaves(output)
-        if isinstance(v, torch.Tensor) and v.is_floating_point()
-    ]
-    if len(floats) == 1 and floats[0].numel() == 1:
-        return floats[0].reshape(())
-    with_gradients = [v for v in floats if v.requires_grad] or floats
-    total = torch.zeros(())
-    for value in with_gradients:
-        total = total + value.sum()
-    return total
-
-
-def training_step(
-    function: Callable[..., Any],
-    loss: Callable[[Any], torch.Tensor] | None,
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
-) -> Callable[[], torch.Tensor]:
-    """`loss(function(...)).backward()`, returning the loss.
-
-    The outputs are held to the end, as in most training loops and in every prediction.
-    """
-
-    def run() -> torch.Tensor:
-        outputs = function(*args, **kwargs)
-        result = (loss or default_loss)(outputs)
-        result.backward()
-        return result.detach()
-
-    return run
 
 
 def _kind_of_input(args: Any, kwargs: Any) -> Any:
@@ -620,6 +518,13 @@ def _kind_of_input(args: Any, kwargs: Any) -> Any:
         elif isinstance(value, bool | None):
             kinds.append(value)
     return tuple(kinds)
+
+
+def _is_lazy(module: nn.Module) -> bool:
+    """Whether some of its parameters do not have their shapes yet."""
+    kinds = nn.UninitializedParameter | nn.UninitializedBuffer
+    values = (*module.parameters(), *module.buffers())
+    return any(isinstance(v, kinds) for v in values)
 
 
 def _name(function: Any) -> str:

@@ -1,61 +1,135 @@
-"""Run a training step on tensors without bytes, to see its graphs before it runs."""
+"""Run a training step on tensors without bytes, to see its graphs before it runs.
+
+The user's code runs once more than in training, so it runs in a copy of the process
+(`aside`), and only what was seen comes back: the step, and the calls its ops make.
+"""
 
 from __future__ import annotations
 
 import logging
-import types
+import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from torch._subclasses import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+)
 from torch.utils import _pytree as pytree
 
+from lowtide.engine.aside import run_aside
 from lowtide.engine.capture.joint import Piece
 from lowtide.engine.capture.record import Recorder, Recording
-from lowtide.engine.capture.step import step_of
-from lowtide.engine.compile import Decide, Halves, Watch, compile_with
+from lowtide.engine.compile import Watch, compiled
+from lowtide.engine.orders import keep_everything
+from lowtide.engine.prepare import Unpriced, unpriced
 from lowtide.errors import CaptureError, LowtideError
 from lowtide.step.graph import Phase
 
 
-def compiled(
-    function: Callable[..., Any], decide: Decide, watch: Watch, *, fullgraph: bool
-) -> Callable[..., Any]:
-    """The function under `torch.compile`, each graph run as `decide` says.
+@dataclass(frozen=True)
+class Seen:
+    """What a dry run saw: each graph as a step of its own, and the step of all.
 
-    Every call gets a code object and a compile cache of its own, so that the number of
-    shapes and models in one process is not limited by dynamo's recompile limit.
+    `visits` says how often each graph ran. Where one of them runs several times there
+    is no `whole`: all its runs share one order of ops, which a schedule cannot say.
     """
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs)
+    pieces: tuple[Unpriced, ...]
+    visits: tuple[int, ...]
+    whole: Unpriced | None
 
-    fresh = types.FunctionType(
-        call.__code__.replace(co_name=f"call_{id(watch):x}"),
-        call.__globals__,
-        closure=call.__closure__,
+
+def look(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    *,
+    modules: Sequence[nn.Module],
+    loss: Callable[[Any], torch.Tensor],
+    name: str = "step",
+) -> Seen:
+    """What `loss(function(*args, **kwargs)).backward()` does, seen on fake tensors.
+
+    Nothing of it is computed, and nothing that the step changes changes here.
+
+    Raises:
+        CaptureError: there is no loss to differentiate, or the step cannot run without
+            values.
+    """
+    if is_sharded(modules):
+        raise CaptureError(
+            "its parameters are sharded over processes, which a dry run would disturb",
+            fix="Use lowtide.optimize, which plans such a model piece by piece",
+        )
+
+    def work() -> Seen:
+        try:
+            recording = _recording(function, args, kwargs, modules=modules, loss=loss)
+        except LowtideError:
+            raise
+        except Exception as error:
+            raise _failed_capture(error) from None
+        if not recording.pieces:
+            raise CaptureError(
+                "torch.compile captured nothing of it",
+                fix="Use lowtide.optimize, which runs what cannot be captured as it is",
+            )
+        visits = recording.visits
+        alone = recording.most_visits == 1
+        return Seen(
+            pieces=tuple(unpriced(piece) for piece in recording.pieces),
+            visits=tuple(visits[id(piece)] for piece in recording.pieces),
+            whole=unpriced(recording, name=name) if alone else None,
+        )
+
+    return run_aside(work)
+
+
+def is_sharded(modules: Sequence[nn.Module]) -> bool:
+    """Whether parameters are parts of larger ones that other processes hold."""
+    if "torch.distributed.tensor" not in sys.modules:
+        return False
+    from torch.distributed.tensor import DTensor
+
+    return any(isinstance(p, DTensor) for m in modules for p in m.parameters())
+
+
+_VALUES_DECIDE = (DynamicOutputShapeException, DataDependentOutputException)
+
+
+def _failed_capture(error: Exception) -> CaptureError:
+    """What went wrong, without the advice that torch wraps around it."""
+    text = " ".join(str(error).split())
+    inner = re.search(
+        r"got (\w+(?:Error|Exception)\(.*?\))(?= Hint| Developer|$)", text
     )
-    return torch.compile(  # pyright: ignore[reportCallIssue]
-        fresh,
-        backend=compile_with(decide, watch),
-        dynamic=False,
-        fullgraph=fullgraph,
-        isolate_recompiles=True,
-        recompile_limit=64,
+    explained = re.search(r"Explanation: (.*?)(?= Hint| Developer|$)", text)
+    if isinstance(error, _VALUES_DECIDE):
+        return CaptureError(
+            f"values decide its shapes or its branches ({text})",
+            fix="Keep shapes fixed, as with torch.where in place of a mask, or use "
+            "lowtide.optimize, which plans such a model piece by piece as it runs",
+        )
+    if inner:
+        reason = inner[1]
+    elif explained:
+        reason = explained[1]
+    else:
+        reason = f"{type(error).__name__}: {text}"
+    return CaptureError(
+        reason if len(reason) <= 400 else reason[:400] + " ...",
+        fix="Check that loss(model(batch)).backward() runs without lowtide",
     )
 
 
-def keep_everything(piece: Piece) -> Halves:
-    """The order of the unplanned step."""
-    step = step_of(piece)
-    turn = step.baseline.index(step.turn)
-    return step.baseline[:turn], step.baseline[turn + 1 :]
-
-
-def dry_run(
+def _recording(
     function: Callable[..., Any],
     args: Sequence[Any],
     kwargs: dict[str, Any],
@@ -63,11 +137,7 @@ def dry_run(
     modules: Sequence[nn.Module],
     loss: Callable[[Any], torch.Tensor],
 ) -> Recording:
-    """What `loss(function(*args, **kwargs)).backward()` does, seen on fake tensors.
-
-    The modules' parameters and buffers are replaced by fakes for the time of the run.
-    Nothing is computed, and no real tensor is allocated or changed.
-    """
+    """Run the step on fakes, which replace parameters and buffers meanwhile."""
     mode = _fake_mode(modules, (args, kwargs))
     recorder = Recorder()
 
@@ -172,14 +242,3 @@ def _faked(modules: Sequence[nn.Module], mode: FakeTensorMode) -> Iterator[None]
             table.update(before)
         for parameter, gradient in gradients:
             parameter.grad = gradient
-
-
-def explain_failure(error: BaseException) -> BaseException:
-    """Our own error out of the layers that torch wraps around it."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, LowtideError):
-            return seen
-        inner = getattr(seen, "inner_exception", None)
-        seen = inner or seen.__cause__ or seen.__context__
-    return error

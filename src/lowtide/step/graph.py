@@ -27,7 +27,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from lowtide.errors import StepFormatError
 from lowtide.step.format import format_bytes
@@ -109,6 +109,29 @@ class Region:
     phase: Phase
 
 
+class PieceOps(NamedTuple):
+    """Which ops of a step are those of one captured graph.
+
+    Its fingerprint, and the ids of its first op and past its last in each half.
+    """
+
+    fingerprint: str
+    forward_start: int
+    forward_stop: int
+    backward_start: int
+    backward_stop: int
+
+    @property
+    def forward(self) -> range:
+        """Ids of its ops in the forward."""
+        return range(self.forward_start, self.forward_stop)
+
+    @property
+    def backward(self) -> range:
+        """Ids of its ops in the backward."""
+        return range(self.backward_start, self.backward_stop)
+
+
 @dataclass(frozen=True, repr=False)
 class StepGraph:
     """A training step: ops in baseline order, storages, and what must be left.
@@ -133,6 +156,11 @@ class StepGraph:
             f"<StepGraph {self.name}: {len(self.ops)} ops, {len(self.storages)} "
             f"storages, {format_bytes(self.baseline_peak_bytes)} at the peak>"
         )
+
+    @property
+    def pieces(self) -> tuple[PieceOps, ...]:
+        """The captured graphs that the step was put together from."""
+        return tuple(PieceOps(*row) for row in self.facts.get("pieces", ()))
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:

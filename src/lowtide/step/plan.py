@@ -15,6 +15,7 @@ from typing import Any, cast
 
 from lowtide.errors import StepFormatError
 from lowtide.step.format import format_bytes, format_percent
+from lowtide.step.graph import PieceOps
 
 SCHEMA = 1
 
@@ -59,9 +60,8 @@ class Plan:
     """A schedule for one step, with what it costs by simulation.
 
     `kept` are the storages that cross from forward to backward, `recomputed` the ops
-    that run more than once. `pieces` says for each captured graph its fingerprint and
-    the ranges of op ids of its forward and its backward; `openers` are the ops between
-    them.
+    that run more than once. `pieces` says which ops are those of each captured graph;
+    `openers` are the ops between them.
     """
 
     planner: str
@@ -77,7 +77,7 @@ class Plan:
     proof: Proof
     resident_bytes: int = 0
     step_name: str = "step"
-    pieces: tuple[tuple[str, int, int, int, int], ...] = ()
+    pieces: tuple[PieceOps, ...] = ()
     openers: tuple[int, ...] = ()
     names: Mapping[str, tuple[str, ...]] = field(
         default_factory=dict[str, tuple[str, ...]]
@@ -155,7 +155,7 @@ class Plan:
                 proof=Proof(**proof),
                 resident_bytes=data["resident_bytes"],
                 step_name=data["step_name"],
-                pieces=tuple(tuple(row) for row in data["pieces"]),
+                pieces=tuple(PieceOps(*row) for row in data["pieces"]),
                 openers=tuple(data["openers"]),
                 names={k: tuple(v) for k, v in data["names"].items()},
             )

@@ -199,7 +199,7 @@ def make_plan(
         or Proof(step.baseline_seconds, _gap(step, timeline.seconds), "rule"),
         resident_bytes=step.resident_bytes,
         step_name=step.name,
-        pieces=tuple(tuple(row) for row in step.facts.get("pieces", ())),
+        pieces=step.pieces,
         openers=tuple(op.id for op in step.ops if op.opens >= 0),
         names={
             "kept": tuple(step.storages[s].name for s in kept),

@@ -20,7 +20,7 @@ from lowtide.engine.api import arguments_of
 from lowtide.engine.bench.methods import Method, NotApplicableError
 from lowtide.engine.costs.ledger import ledger
 from lowtide.engine.meter import clear_gradients, median, rss_peak, timed
-from lowtide.engine.runtime import training_step
+from lowtide.engine.training import training_step
 from lowtide.engine.verify import Numbers, numbers_of, same_bits
 
 Progress = Callable[[str], None]

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.types import py_sym_types
 
 from lowtide.engine.capture.joint import PieceOp, signature_of_call
 
@@ -52,6 +53,10 @@ def calls_of(op: PieceOp) -> list[Call]:
 
 
 def _arguments(node: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    args = fx.map_arg(node.args, lambda n: n.meta["val"])
-    kwargs = fx.map_arg(node.kwargs, lambda n: n.meta["val"])
-    return tuple(args), dict(kwargs)
+    return tuple(fx.map_arg(node.args, _value)), dict(fx.map_arg(node.kwargs, _value))
+
+
+def _value(node: fx.Node) -> Any:
+    """Its fake value. Of a number that may change, the one it was captured with."""
+    value = node.meta["val"]
+    return value.node.hint if isinstance(value, py_sym_types) else value

@@ -6,8 +6,8 @@ are the forward's, and `desc` records that say what each input and output is.
 
 What the analysis decides:
 
-* Views, aliases and tuple items are no ops. They cost nothing and are derived again
-  from their storage wherever they are needed.
+* Views, aliases, tuple items and numbers are no ops. They cost nothing and are derived
+  again from what they come from wherever they are needed.
 * Every other call is an op. It may run again unless it draws random numbers, changes
   state, reads state that the step changes, or talks to other processes.
 * An elementwise op that is the only reader of the result of another is folded into that
@@ -31,11 +31,13 @@ from torch._functorch._aot_autograd.descriptors import (
     InputMutationAOTOutput,
     PlainAOTInput,
 )
+from torch.types import py_sym_types
 from torch.utils import _pytree as pytree
 
 from lowtide.engine.capture.fold import Follower, fold_in_place
+from lowtide.engine.draws import can_draw_again
 from lowtide.errors import CaptureError
-from lowtide.step.graph import Kind
+from lowtide.step.graph import Kind, StepGraph
 
 aten = torch.ops.aten
 
@@ -45,8 +47,12 @@ CHANGES_STATE = "changes state"
 READS_CHANGED = "reads state that the step changes"
 COLLECTIVE = "talks to other processes"
 OPAQUE = "is a higher-order op"
+UNKNOWN = "is not known to give the same bits again"
+# Whose untagged ops compute the same from the same arguments.
+_DETERMINISTIC_NAMESPACES = frozenset(("aten", "prims", "torchvision"))
 
 _BATCH_NORM = aten._native_batch_norm_legit_functional.default
+NUMBERS = (int, float, *py_sym_types)
 _RNG_STATE_BYTES = {"cpu": 5056, "cuda": 16}
 
 
@@ -91,7 +97,8 @@ class Piece:
 
     `absent_tangents` are the tangents that this reading of the graph takes to be zero:
     outputs returned beside a loss that nobody differentiates. `kept_bytes` is what its
-    forward keeps for its backward once it is planned. `unfolded` are the ops as eager
+    forward keeps for its backward once it is planned, `step` what `step_of` made of
+    it. `unfolded` are the ops as eager
     runs them, each with a result of its own.
     """
 
@@ -108,6 +115,7 @@ class Piece:
     held_outputs: tuple[int, ...]
     absent_tangents: frozenset[int] = frozenset()
     kept_bytes: int = 0
+    step: StepGraph | None = None
     unfolded: list[PieceOp] = field(default_factory=list["PieceOp"])
     nodes_of: dict[int, list[fx.Node]] = field(default_factory=dict)
 
@@ -200,6 +208,12 @@ class _Reader:
             key = value.untyped_storage()._cdata
             if key in self.ids:
                 continue
+            if any(not isinstance(d, int) for d in (*value.shape, *value.stride())):
+                raise CaptureError(
+                    f"{node.name} has a size that is known only at run time: "
+                    f"{tuple(value.shape)}",
+                    location=source_of(node),
+                )
             self.ids[key] = len(self.piece.storages)
             new.append(self.ids[key])
             self.piece.storages.append(
@@ -228,14 +242,13 @@ class _Reader:
 
     def placeholder(self, node: fx.Node) -> None:
         value = node.meta.get("val")
+        if isinstance(value, NUMBERS):
+            self.piece.primals.append(node)
+            self.remember(node)
+            return
         if not isinstance(value, torch.Tensor):
             raise CaptureError(
                 f"input {node.name} is a {type(value).__name__}, not a tensor",
-                fix="Compile with dynamic=False, so that every shape has its own graph",
-            )
-        if any(not isinstance(d, int) for d in (*value.shape, *value.stride())):
-            raise CaptureError(
-                f"input {node.name} has a symbolic shape {tuple(value.shape)}",
                 fix="Compile with dynamic=False, so that every shape has its own graph",
             )
         if node.name.startswith("tangents"):
@@ -257,7 +270,8 @@ class _Reader:
         reads = self.reads(node)
         new = self.storage(node, kind="activation", resident=False)
         self.remember(node)
-        if node.target is operator.getitem:
+        is_number = isinstance(node.meta.get("val"), NUMBERS)
+        if node.target is operator.getitem or is_number:
             piece.views.add(node)
             return
         once = _why_once(node)
@@ -272,25 +286,22 @@ class _Reader:
         return tuple(dict.fromkeys(found))
 
     def drop_dead_and_split(self) -> None:
-        """Drop ops nobody needs; mark those that the forward's outputs need."""
+        """Drop ops nobody needs; mark those that the forward's outputs need.
+
+        An op with an effect is needed, and so is everything that it reads.
+        """
         piece = self.piece
-        wanted_forward = self.closure(piece.forward_outputs)
-        wanted = wanted_forward | self.closure(piece.gradients)
-        alive: list[PieceOp] = []
-        for op in piece.ops:
-            tag = op.node.meta.get("partitioner_tag")
-            effect = op.once in (RANDOM, CHANGES_STATE, COLLECTIVE) or not op.writes
-            if op.node not in wanted and not effect:
-                continue
-            op.is_forward = op.node in wanted_forward or (
-                effect and tag != "is_backward"
-            )
-            alive.append(op)
-        # A forward op whose effect counts needs its own inputs in the forward too.
-        effects = [op.node for op in alive if op.is_forward]
-        needed = self.closure(effects)
+        effects = [
+            op.node
+            for op in piece.ops
+            if op.once in (RANDOM, CHANGES_STATE, COLLECTIVE) or not op.writes
+        ]
+        early = [n for n in effects if n.meta.get("partitioner_tag") != "is_backward"]
+        in_forward = self.closure([*piece.forward_outputs, *early])
+        wanted = in_forward | self.closure([*piece.gradients, *effects])
+        alive = [op for op in piece.ops if op.node in wanted]
         for op in alive:
-            op.is_forward = op.is_forward or op.node in needed
+            op.is_forward = op.node in in_forward
             if not op.is_forward:
                 for s in op.writes:
                     piece.storages[s].kind = "temporary"
@@ -368,9 +379,7 @@ class _Reader:
 
     def can_replay(self, op: PieceOp) -> bool:
         """Whether it draws from torch's generator, and from nothing that changes."""
-        return op.node.kwargs.get("generator") is None and self.changed.isdisjoint(
-            op.reads
-        )
+        return self.changed.isdisjoint(op.reads) and can_draw_again(op.node)
 
     def replay(self, op: PieceOp) -> PieceOp:
         device = tensors_of(op.node)[0].device.type
@@ -455,6 +464,8 @@ def _why_once(node: fx.Node) -> str:
         return RANDOM if _really_random(node) else ""
     if not tensors_of(node):
         return CHANGES_STATE  # an assertion or the like: it runs for its effect
+    if target.namespace not in _DETERMINISTIC_NAMESPACES:
+        return UNKNOWN
     return ""
 
 

@@ -11,6 +11,7 @@ from lowtide.engine.capture.joint import (
     module_of,
     signature_of,
     source_of,
+    tensors_of,
 )
 from lowtide.step.graph import FOLDED, Op, Region, StepGraph, Storage, check_graph
 
@@ -25,12 +26,19 @@ def step_of(piece: Piece, *, name: str = "step") -> StepGraph:
     holds for each piece its fingerprint and the ranges of its forward and backward ops,
     `facts["eager_extra_bytes"]` by how much the peak falls because ops are folded.
     """
+    if piece.step is None:
+        piece.step = _whole(piece)
+    return piece.step if name == piece.step.name else replace(piece.step, name=name)
+
+
+def _whole(piece: Piece) -> StepGraph:
+    name = "step"
     step = _step(piece, piece.ops, name)
     num_forward = sum(op.is_forward for op in piece.ops)
-    ranges = [[step.fingerprint, 0, num_forward, num_forward + 1, len(step.ops)]]
+    own = (step.fingerprint, 0, num_forward, num_forward + 1, len(step.ops))
     eager = _step(piece, piece.unfolded, name).baseline_peak_bytes
     extra = max(0, eager - step.baseline_peak_bytes)
-    return replace(step, facts={"pieces": ranges, "eager_extra_bytes": extra})
+    return replace(step, facts={"pieces": [list(own)], "eager_extra_bytes": extra})
 
 
 def _step(piece: Piece, piece_ops: Sequence[PieceOp], name: str) -> StepGraph:
@@ -115,8 +123,5 @@ def _turn(piece: Piece, number: int) -> Op:
 
 
 def _device(piece: Piece) -> str:
-    for node in piece.primals:
-        kind = node.meta["val"].device.type
-        if kind != "cpu":
-            return kind
-    return "cpu"
+    kinds = [t.device.type for node in piece.primals for t in tensors_of(node)]
+    return next((kind for kind in kinds if kind != "cpu"), "cpu")

@@ -86,11 +86,13 @@ class _Update:
     alive: list[Any] = field(default_factory=list)
 
 
-def state_bytes(optimizer: torch.optim.Optimizer) -> int:
+def state_bytes(optimizer: torch.optim.Optimizer | None) -> int:
     """Bytes of optimizer state: what is there, or what its first step will make.
 
     An optimizer whose step needs a closure is taken as it is.
     """
+    if optimizer is None:
+        return 0
     present = {_key(v): v for v in _tensors(list(optimizer.state.values()))}
     if not present:
         try:

@@ -1,0 +1,166 @@
+"""Run something in a copy of this process, so that nothing here can be changed by it.
+
+What runs aside is the user's own code: it may draw random numbers, append to lists,
+count, print. A forked copy does all of that to its own memory, and only a pickled
+answer comes back. Where a process cannot be copied (no `fork`, or a GPU is in use,
+which does not survive it), the work is done here, and the random streams are put back.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import random
+import select
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch._subclasses import FakeTensor, FakeTensorMode
+
+from lowtide.errors import CaptureError
+
+Answer = TypeVar("Answer")
+# A copy inherits locks that other threads held and will never release.
+_LONGEST_SECONDS = 1800.0
+
+
+def run_aside(work: Callable[[], Answer]) -> Answer:
+    """What `work` returns, or raises, without any of its effects."""
+    if not hasattr(os, "fork") or torch.cuda.is_initialized():
+        with _streams_put_back():
+            return work()
+    return _run_in_copy(work)
+
+
+def _run_in_copy(work: Callable[[], Answer]) -> Answer:
+    # What is buffered would otherwise be written twice.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        # Python 3.12 warns of threads; the copy starts none and waits for none.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child == 0:
+        os.close(reading)
+        _answer(work, writing)
+    os.close(writing)
+    try:
+        data = _read(reading, time.monotonic() + _LONGEST_SECONDS)
+    finally:
+        os.close(reading)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    if not data:
+        raise CaptureError(
+            "the dry run ended without an answer",
+            fix="Check that the step runs without lowtide",
+        )
+    succeeded, answer = pickle.loads(data)
+    if succeeded:
+        return answer
+    raise answer
+
+
+def _answer(work: Callable[[], Any], writing: int) -> None:
+    """In the copy: do the work, send the answer, and end without any clean-up."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(nowhere, descriptor)
+    try:
+        # Threads of the parent's pools do not exist here.
+        torch.set_num_threads(1)
+        answer: tuple[bool, Any] = (True, work())
+    except BaseException as error:
+        answer = (False, error)
+    try:
+        data = _packed(answer)
+    except Exception as error:
+        failed = answer[1] if not answer[0] else error
+        text = f"{type(failed).__name__}: {failed}"
+        data = _packed((False, CaptureError(text, fix="")))
+    try:
+        with os.fdopen(writing, "wb") as pipe:
+            pipe.write(data)
+    finally:
+        os._exit(0)
+
+
+def _read(reading: int, deadline: float) -> bytes:
+    parts: list[bytes] = []
+    while True:
+        left = deadline - time.monotonic()
+        ready, _, _ = select.select([reading], [], [], max(0.0, left))
+        if not ready:
+            raise CaptureError(
+                f"the dry run took longer than {_LONGEST_SECONDS:.0f} s",
+                fix="Call lowtide before other threads are started",
+            )
+        part = os.read(reading, 1 << 20)
+        if not part:
+            return b"".join(parts)
+        parts.append(part)
+
+
+@contextmanager
+def _streams_put_back() -> Iterator[None]:
+    numpy = sys.modules.get("numpy")
+    states = random.getstate(), torch.get_rng_state()
+    drawn = numpy.random.get_state() if numpy else None
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        torch.set_rng_state(states[1])
+        torch.cuda.set_rng_state_all(devices)
+        if numpy:
+            numpy.random.set_state(drawn)
+
+
+class _Packer(pickle.Pickler):
+    """Writes fake tensors as what they are like, and torch's ops by their names."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, FakeTensor):
+            layout = (tuple(value.shape), value.stride(), value.storage_offset())
+            return _fake_again, (*layout, value.dtype, str(value.device))
+        if isinstance(value, torch._ops.OpOverload):
+            namespace, _, name = value._schema.name.partition("::")
+            return _op_again, (namespace, name, value._overloadname)
+        return NotImplemented
+
+
+def _packed(answer: Any) -> bytes:
+    buffer = io.BytesIO()
+    _Packer(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(answer)
+    return buffer.getvalue()
+
+
+_MODE: list[FakeTensorMode] = []
+
+
+def _fake_again(
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    offset: int,
+    dtype: torch.dtype,
+    device: str,
+) -> torch.Tensor:
+    if not _MODE:
+        _MODE.append(FakeTensorMode())
+    reach = sum((d - 1) * s for d, s in zip(shape, stride, strict=True)) + 1
+    with _MODE[0]:
+        flat = torch.empty(offset + max(0, reach), dtype=dtype, device=device)
+        return flat.as_strided(shape, stride, offset)
+
+
+def _op_again(namespace: str, name: str, overload: str) -> Any:
+    return getattr(getattr(getattr(torch.ops, namespace), name), overload)

@@ -1,0 +1,94 @@
+"""Random ops that can be drawn again.
+
+An op whose draw may be repeated takes its numbers from a generator of its own, set to
+where the process's stood. So a repetition touches nothing that another thread could be
+drawing from, and cannot be disturbed by it. The first draw then moves the process's
+generator on, to where it would stand without lowtide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+aten = torch.ops.aten
+
+
+def can_draw_again(node: fx.Node) -> bool:
+    """Whether it draws from the process's generator, in a form that takes another."""
+    given = node.kwargs.get("generator")
+    return given is None and _with_generator(node.target) is not None
+
+
+def generator_state(device: str) -> torch.Tensor:
+    """A copy of the state of this device's generator."""
+    return _default_generator(device).get_state()
+
+
+def draw(state: torch.Tensor, target: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """Draw from this state, which the process's generator is in, and move that on."""
+    result, own = _draw(state, target, args, kwargs)
+    _default_generator(str(own.device)).set_state(own.get_state())
+    return result
+
+
+def draw_again(state: torch.Tensor, target: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """Draw what was drawn from this state; no other generator is touched."""
+    return _draw(state, target, args, kwargs)[0]
+
+
+def _draw(
+    state: torch.Tensor, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, torch.Generator]:
+    tensors = (a for a in args if isinstance(a, torch.Tensor))
+    device = kwargs.get("device") or next((t.device for t in tensors), "cpu")
+    own = torch.Generator(device=device)
+    own.set_state(state)
+    form = _with_generator(target)
+    assert form is not None, f"{target} is not drawn twice"
+    return form(*args, **{**kwargs, "generator": own}), own
+
+
+def _default_generator(device: str) -> torch.Generator:
+    if device.startswith("cuda"):
+        index = torch.device(device).index
+        number = torch.cuda.current_device() if index is None else index
+        return torch.cuda.default_generators[number]
+    return torch.default_generator
+
+
+def _with_generator(target: Any) -> Callable[..., Any] | None:
+    """The form of a random op that takes a generator, if there is one."""
+    if target is aten.native_dropout.default:
+        return _native_dropout
+    if not isinstance(target, torch._ops.OpOverload):
+        return None
+    names = _argument_names(target)
+    if "generator" in names:
+        return target
+    packet = getattr(getattr(torch.ops, target.namespace), target._opname)
+    for overload in packet.overloads():
+        found = getattr(packet, overload)
+        theirs = _argument_names(found)
+        if theirs - {"generator"} == names and "generator" in theirs:
+            return found
+    return None
+
+
+def _argument_names(op: Any) -> set[str]:
+    return {a.name for a in op._schema.arguments}
+
+
+def _native_dropout(
+    tensor: torch.Tensor, p: float, train: bool | None, *, generator: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What `native_dropout` computes on the CPU, from a given generator."""
+    if train is False or tensor.numel() == 0:
+        return tensor.clone(), torch.ones_like(tensor, dtype=torch.bool)
+    keep = 1.0 - p
+    mask = torch.empty_like(tensor, dtype=torch.bool)
+    mask.bernoulli_(keep, generator=generator)
+    return tensor.mul(mask).mul_(1.0 / keep if keep else 0.0), mask
