@@ -311,6 +311,7 @@ def _both_ways(
 ) -> Verification:
     """Run a training step plain and planned, and compare."""
     call = PlannedCall(function, asked, modules)
+    call.is_watching = False
     # The caller's own tensors stay out of it: their graph and gradients are theirs.
     args, kwargs = pytree.tree_map(_on_its_own, (args, kwargs))
 

@@ -11,6 +11,7 @@ callables and keeps the promises that only hold at run time.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import re
 import types
@@ -37,6 +38,7 @@ from lowtide.step.graph import Kind, Phase
 from lowtide.step.schedule import sequence_from_kept
 
 Decide = Callable[[Piece], Orders]
+_NUMBERS = itertools.count()
 log = logging.getLogger("lowtide.run")
 
 _TESTED = ("2", "13")
@@ -110,8 +112,9 @@ def compiled(
 ) -> Callable[..., Any]:
     """The function under `torch.compile`, each graph run as `decide` says.
 
-    Every call gets a code object and a compile cache of its own, so that the number of
-    shapes and models in one process is not limited by dynamo's recompile limit.
+    Every call gets a code object with a name and a compile cache of its own, so that
+    the number of shapes and models in one process is not limited by dynamo's recompile
+    limit, and no shape is taken to change because another model's does.
 
     Args:
         function: What is compiled.
@@ -127,7 +130,7 @@ def compiled(
         return function(*args, **kwargs)
 
     fresh = types.FunctionType(
-        call.__code__.replace(co_name=f"call_{id(watch):x}"),
+        call.__code__.replace(co_name=f"call_{next(_NUMBERS)}"),
         call.__globals__,
         closure=call.__closure__,
     )

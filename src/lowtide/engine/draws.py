@@ -91,4 +91,6 @@ def _native_dropout(
     keep = 1.0 - p
     mask = torch.empty_like(tensor, dtype=torch.bool)
     mask.bernoulli_(keep, generator=generator)
-    return tensor.mul(mask).mul_(1.0 / keep if keep else 0.0), mask
+    # The scale is a number of the tensor's type, and so is rounded to it.
+    scale = torch.tensor(1.0 / keep if keep else 0.0, dtype=tensor.dtype).item()
+    return tensor.mul(mask).mul_(scale), mask

@@ -269,8 +269,7 @@ class PlannedCall:
             log.info("one graph is not enough: %s", error)
             reason = str(error)
         else:
-            route.run = call
-            return outputs
+            return self.arrived(route, call, outputs)
         if route.num_plans > route.most_plans:
             return self.run_unplanned(route, reason, args, kwargs)
         decide = self.decide_together(args, kwargs)
@@ -281,15 +280,32 @@ class PlannedCall:
             outputs = self.run(call, args, kwargs)
         except _NotCapturedError as error:
             return self.run_unplanned(route, str(error), args, kwargs)
-        route.run = call
-        if self.watch.forwards == self.forwards_before:
-            self.nothing_arrived(route, outputs, reason)
-        elif len(self.watch.left) > num_left:
-            left = self.watch.left[num_left:]
+        left = self.watch.left[num_left:]
+        if left and self.watch.forwards > self.forwards_before:
             warn(
                 f"lowtide.optimize({_name(self.function)}): {len(left)} of its graphs "
                 f"cannot be planned and run as they are. Found: {left[0]}"
             )
+        return self.arrived(route, call, outputs, reason)
+
+    def arrived(
+        self, route: Route, call: Callable[..., Any], outputs: Any, reason: str = ""
+    ) -> Any:
+        """Take this way from now on, if planned graphs ran on it."""
+        if self.watch.forwards > self.forwards_before:
+            route.run = call
+            return outputs
+        leaves = pytree.tree_leaves(outputs)
+        asked = f"lowtide.optimize({_name(self.function)})"
+        if not any(isinstance(v, torch.Tensor) and v.requires_grad for v in leaves):
+            cause = ""
+            if self.watch.unplanned:
+                cause = "nothing in the captured graph requires a gradient"
+            raise NoTrainingGraphError(asked, cause)
+        warn(
+            f"{asked}: nothing of this step could be captured, so it runs as it is, "
+            f"under no budget. Found: {reason}"
+        )
         return outputs
 
     def run(
@@ -321,21 +337,6 @@ class PlannedCall:
             "the model that can be captured, or the function that computes the loss."
         )
         return self.function(*args, **kwargs)
-
-    def nothing_arrived(self, route: Route, outputs: Any, reason: str) -> None:
-        """All of the call ran outside of planned graphs."""
-        leaves = pytree.tree_leaves(outputs)
-        asked = f"lowtide.optimize({_name(self.function)})"
-        if not any(isinstance(v, torch.Tensor) and v.requires_grad for v in leaves):
-            cause = ""
-            if self.watch.unplanned:
-                cause = "nothing in the captured graph requires a gradient"
-            raise NoTrainingGraphError(asked, cause)
-        route.run = None
-        warn(
-            f"{asked}: nothing of this step could be captured, so it runs as it is, "
-            f"under no budget. Found: {reason}"
-        )
 
     def watch_for_bypass(self, model: nn.Module) -> None:
         """Raise at the first gradient of a step that went around this call.
