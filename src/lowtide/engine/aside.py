@@ -9,6 +9,7 @@ which does not survive it), the work is done here, and the random streams are pu
 from __future__ import annotations
 
 import io
+import logging
 import os
 import pickle
 import random
@@ -74,6 +75,9 @@ def _answer(work: Callable[[], Any], writing: int) -> None:
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(nowhere, descriptor)
+    # Streams and logs may be more than these descriptors: a notebook's, a file's.
+    sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    logging.disable(logging.CRITICAL)
     try:
         # Threads of the parent's pools do not exist here.
         torch.set_num_threads(1)

@@ -18,7 +18,7 @@ import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -27,13 +27,19 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.fx.graph import _BoxedCodeGen
 from torch.utils._python_dispatch import _disable_current_modes
 
+from lowtide.engine.bits import Unchanged
 from lowtide.engine.capture.eager import compute_as_eager
 from lowtide.engine.capture.joint import Piece, read_joint
 from lowtide.engine.capture.step import step_of
 from lowtide.engine.capture.zeros import guess_absent, without_tangents
 from lowtide.engine.orders import Orders
 from lowtide.engine.rewrite import backward_from, saved_name, split
-from lowtide.errors import CaptureError, LowtideError, UnsupportedTorchError
+from lowtide.errors import (
+    CaptureError,
+    LowtideError,
+    UnsupportedTorchError,
+    VerificationError,
+)
 from lowtide.step.graph import Kind, Phase
 from lowtide.step.schedule import sequence_from_kept
 
@@ -56,6 +62,7 @@ class Watch:
     `surprises` counts backwards of other outputs than were planned for, `seen_absent`
     is what the last of them went without, `expected_absent` what to plan for instead of
     a guess. `held` has an entry for each forward whose backward may still come.
+    `unchanged` is asked once, when the next backward begins.
     """
 
     forwards: int = 0
@@ -68,6 +75,7 @@ class Watch:
     surprises: int = 0
     seen_absent: frozenset[int] | None = None
     expected_absent: frozenset[int] | None = None
+    unchanged: Unchanged | None = None
 
     @property
     def held_bytes(self) -> int:
@@ -82,10 +90,23 @@ class Watch:
             self.forwards += 1
         else:
             self.backwards += 1
+            if self.unchanged is not None:
+                self.check_unchanged(self.unchanged)
             own = [k for k, (owner, _) in self.held.items() if owner == id(piece)]
             for key in own[-1:]:
                 del self.held[key]
         return self.around(piece, phase, args, run) if self.around else run(args)
+
+    def check_unchanged(self, unchanged: Unchanged) -> None:
+        """Raise if what a backward is computed from is not what its forward saw."""
+        self.unchanged = None
+        changed = unchanged.first_changed()
+        if changed is not None:
+            raise VerificationError(
+                changed,
+                "its memory was changed between the forward and the backward, and what "
+                "is recomputed from it would be wrong",
+            )
 
     def hold(self, piece: Piece, outputs: Any) -> None:
         """Count what a forward keeps until its backward has run or cannot come."""
@@ -406,6 +427,10 @@ class _OtherBackwards:
         step = step_of(piece)
         saved = set(self.saved)
         kept = [s for s in range(len(piece.storages)) if saved_name(piece, s) in saved]
+        # An output that the forward did not save as well is out of reach.
+        early = {s for op in step.ops[: step.turn] for s in op.writes}
+        outputs = tuple(s for s in step.outputs if s in kept or s not in early)
+        step = replace(step, outputs=outputs)
         sequence = sequence_from_kept(step, kept)
         backward = sequence[sequence.index(step.turn) + 1 :]
         return _boxed(backward_from(piece, backward, self.saved))

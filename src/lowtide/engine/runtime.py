@@ -28,6 +28,7 @@ from torch._dynamo.exc import TorchDynamoException
 from torch.utils import _pytree as pytree
 
 from lowtide import planners
+from lowtide.engine.bits import Unchanged
 from lowtide.engine.capture.joint import Piece
 from lowtide.engine.capture.step import step_of
 from lowtide.engine.compile import Watch, compiled, explain_failure, reason_of
@@ -74,6 +75,7 @@ class Route:
     """How calls with one kind of input run: compiled, or as they are."""
 
     run: Callable[..., Any] | None = None
+    is_whole: bool = True
     num_plans: int = 0
     most_plans: int = MOST_PLANS
 
@@ -125,10 +127,41 @@ class PlannedCall:
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the call, planned if it is a training call."""
         self.num_calls += 1
+        owner = getattr(self.function, "__self__", None)
+        if isinstance(owner, nn.Module) and _has_backward_hooks(owner):
+            return self.call_inside_hooks(owner, args, kwargs)
+        return self.call_planned(args, kwargs)
+
+    def call_inside_hooks(
+        self, owner: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Plan the module's forward, and leave its hooks to the module.
+
+        They belong to autograd's graph, which a captured call is one node of.
+        """
+        if self.function != owner.forward:
+            self.function = owner.forward
+            self.forget()
+        owner.__dict__["forward"] = lambda *a, **k: self.call_planned(a, k)
+        try:
+            return owner._call_impl(*args, **kwargs)
+        finally:
+            del owner.__dict__["forward"]
+
+    def call_planned(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self.is_training_call():
             return self.run_in_evaluation(args, kwargs)
         self.learn_from_last_step()
-        self.check_if_due(args, kwargs)
+        if not self.is_check_due():
+            return self.run_route(args, kwargs)
+        if self.check is not None:
+            self.check(args, kwargs)
+        outputs = self.run_route(args, kwargs)
+        self.watch.unchanged = Unchanged(_named_tensors(self.modules, args, kwargs))
+        return outputs
+
+    def run_route(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the call as calls of its kind run."""
         key = (self.state_of_modules(), _kind_of_input(args, kwargs))
         route = self.route = self.routes.get(key) or Route()
         is_known = key in self.routes
@@ -138,7 +171,7 @@ class PlannedCall:
         with self.only_this_plan():
             if route.run is not None:
                 try:
-                    return self.run(route.run, args, kwargs)
+                    return self.run(route.run, args, kwargs, is_whole=route.is_whole)
                 except _NotCapturedError as error:
                     # Something else than the inputs has changed.
                     log.info("planning anew: %s", error)
@@ -177,14 +210,11 @@ class PlannedCall:
             "evaluation mode too."
         )
 
-    def check_if_due(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        number, self.num_training_calls = (
-            self.num_training_calls,
-            (self.num_training_calls + 1),
-        )
+    def is_check_due(self) -> bool:
+        """Whether this training call is to be compared with the plain one."""
+        self.num_training_calls += 1
         every = self.asked.verify_every if isinstance(self.asked, Settings) else 0
-        if self.check is not None and every and number % every == 0:
-            self.check(args, kwargs)
+        return every > 0 and (self.num_training_calls - 1) % every == 0
 
     def learn_from_last_step(self) -> None:
         """Plan anew for the outputs that were differentiated, if a guess was wrong.
@@ -228,7 +258,8 @@ class PlannedCall:
             for m in root.modules()
             if isinstance(m._compiled_call_impl, PlannedCall)
         ]
-        for module, _ in inner:
+        for module, call in inner:
+            call.num_calls += 1
             module._compiled_call_impl = None
         try:
             yield
@@ -264,7 +295,7 @@ class PlannedCall:
             with_numbers=is_new,
         )
         try:
-            outputs = self.run(call, args, kwargs)
+            outputs = self.run(call, args, kwargs, is_whole=True)
         except _NotCapturedError as error:
             log.info("one graph is not enough: %s", error)
             reason = str(error)
@@ -272,12 +303,18 @@ class PlannedCall:
             return self.arrived(route, call, outputs)
         if route.num_plans > route.most_plans:
             return self.run_unplanned(route, reason, args, kwargs)
-        decide = self.decide_together(args, kwargs)
-        route.most_plans = MOST_PIECES
+        try:
+            decide = self.decide_together(args, kwargs)
+        except LowtideError:
+            raise
+        except Exception as error:
+            log.exception("planning failed")
+            return self.run_unplanned(route, reason_of(error), args, kwargs)
+        route.most_plans, route.is_whole = MOST_PIECES, False
         call = compiled(self.function, decide, self.watch, fullgraph=False)
         num_left = len(self.watch.left)
         try:
-            outputs = self.run(call, args, kwargs)
+            outputs = self.run(call, args, kwargs, is_whole=False)
         except _NotCapturedError as error:
             return self.run_unplanned(route, str(error), args, kwargs)
         left = self.watch.left[num_left:]
@@ -309,9 +346,19 @@ class PlannedCall:
         return outputs
 
     def run(
-        self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        call: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        is_whole: bool,
     ) -> Any:
-        """Run it, or say that it could not be captured while nothing has run yet."""
+        """Run it, or say that it could not be captured while nothing has run yet.
+
+        Of a whole graph nothing runs before all of it is captured, so whatever is
+        raised until then is about capturing; an error of the user's own will come
+        again. Between pieces the user's code has run.
+        """
         before = self.forwards_before = self.watch.forwards
         try:
             return call(*args, **kwargs)
@@ -322,6 +369,7 @@ class PlannedCall:
                 isinstance(self.asked, Plan) or not can_fall_back
             ):
                 raise found from None
+            can_fall_back = can_fall_back or is_whole
             if not can_fall_back or self.watch.forwards > before:
                 raise
             raise _NotCapturedError(reason_of(error)) from error
@@ -519,6 +567,25 @@ def _kind_of_input(args: Any, kwargs: Any) -> Any:
         elif isinstance(value, bool | None):
             kinds.append(value)
     return tuple(kinds)
+
+
+def _has_backward_hooks(module: nn.Module) -> bool:
+    found = (module._backward_hooks, module._backward_pre_hooks)
+    return any(found) or bool(
+        torch.nn.modules.module._global_backward_hooks
+        or torch.nn.modules.module._global_backward_pre_hooks
+    )
+
+
+def _named_tensors(
+    modules: Sequence[nn.Module], args: Any, kwargs: Any
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """What a recomputation may start from: the inputs and the parameters."""
+    for number, value in enumerate(pytree.tree_leaves((args, kwargs))):
+        if isinstance(value, torch.Tensor):
+            yield f"input {number}", value
+    for module in modules:
+        yield from module.named_parameters()
 
 
 def _is_lazy(module: nn.Module) -> bool:

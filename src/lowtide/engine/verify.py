@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from lowtide.engine.bits import first_difference, same_bits
 from lowtide.engine.meter import Measurement, clear_gradients, preserved
 from lowtide.errors import VerificationError
 from lowtide.step.plan import Plan
@@ -19,7 +20,7 @@ class Verification:
     """Whether a planned step gives the numbers of the plain one.
 
     `differences` names what differs, each with its first difference. Equality is
-    bitwise: NaNs are equal to NaNs in the same place, and nothing is rounded.
+    bitwise: signed zeros and NaNs count, and nothing is rounded.
     """
 
     loss_equal: bool
@@ -158,26 +159,5 @@ def _differences(
                 found.append(f"{label}{name}: there with one, missing with the other")
             continue
         if not same_bits(value, other):
-            found.append(f"{label}{name}: {_first_difference(value, other)}")
+            found.append(f"{label}{name}: {first_difference(value, other)}")
     return found
-
-
-def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Bitwise equality, up to the sign of zero; a NaN equals a NaN in its place."""
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    if torch.equal(a, b):
-        return True
-    if not a.is_floating_point():
-        return False
-    both_nan = a.isnan() & b.isnan()
-    return bool(both_nan.any()) and bool(((a == b) | both_nan).all())
-
-
-def _first_difference(a: torch.Tensor, b: torch.Tensor) -> str:
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return f"{a.dtype} {tuple(a.shape)} against {b.dtype} {tuple(b.shape)}"
-    wrong = (a != b).flatten()
-    place = int(wrong.nonzero()[0])
-    x, y = a.flatten()[place].item(), b.flatten()[place].item()
-    return f"{x!r} against {y!r} at element {place} ({int(wrong.sum())} differ)"

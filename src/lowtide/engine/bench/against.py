@@ -18,10 +18,11 @@ from torch import nn
 
 from lowtide.engine.api import arguments_of
 from lowtide.engine.bench.methods import Method, NotApplicableError
+from lowtide.engine.bits import same_bits
 from lowtide.engine.costs.ledger import ledger
 from lowtide.engine.meter import clear_gradients, median, rss_peak, timed
 from lowtide.engine.training import training_step
-from lowtide.engine.verify import Numbers, numbers_of, same_bits
+from lowtide.engine.verify import Numbers, numbers_of
 
 Progress = Callable[[str], None]
 

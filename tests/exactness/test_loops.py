@@ -1,0 +1,624 @@
+"""Training loops as people write them: the same bits as without lowtide, or a word."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import random
+import threading
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import lowtide
+from lowtide.engine.bits import same_bits
+from lowtide.errors import (
+    InvalidScheduleError,
+    LowtideWarning,
+    VerificationError,
+)
+from lowtide.step.plan import Run
+
+EASY = {"budget": "1 GiB", "planner": "recompute_all"}
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+
+
+def agree(
+    model: nn.Module,
+    run: Callable[[nn.Module], Any],
+    *,
+    steps: int = 2,
+    between: Callable[[nn.Module], Any] | None = None,
+) -> Any:
+    """Run steps plainly and planned; gradients, buffers and generator are the same."""
+    plain = copy.deepcopy(model)
+    lowtide.optimize(model, **EASY)
+    for number in range(steps):
+        states = []
+        for each in (plain, model):
+            each.zero_grad()
+            torch.manual_seed(number)
+            run(each)
+            states.append(torch.get_rng_state())
+        assert torch.equal(*states)
+        for (name, p), q in zip(
+            model.named_parameters(), plain.parameters(), strict=True
+        ):
+            assert (p.grad is None) == (q.grad is None), name
+            assert p.grad is None or same_bits(p.grad, q.grad), name
+        for (name, b), c in zip(model.named_buffers(), plain.buffers(), strict=True):
+            assert same_bits(b, c), name
+        for each in (plain, model):
+            if between is not None:
+                between(each)
+    return lowtide.planned(model)
+
+
+class Small(nn.Module):
+    """Two layers with something between them, and a loss inside."""
+
+    def __init__(self, middle: Callable[[torch.Tensor], torch.Tensor] = torch.tanh):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.middle = middle
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.middle(self.first(x))).square().sum()
+
+
+# Random numbers.
+
+
+@torch.library.custom_op("lowtide_tests::noisy", mutates_args=())
+def noisy(x: torch.Tensor) -> torch.Tensor:
+    return x + torch.rand_like(x)
+
+
+noisy.register_fake(lambda x: torch.empty_like(x))
+noisy.register_autograd(lambda ctx, g: g)
+
+
+def test_an_op_of_somebody_elses_is_never_run_again():
+    model = Small(lambda h: torch.tanh(noisy(h)))
+    call = agree(model, lambda m: m(torch.ones(4, 8)).backward())
+    (op,) = [op for op in call.steps[-1].ops if "noisy" in op.target]
+    assert op.once
+
+
+def dropping() -> nn.Module:
+    layers: list[nn.Module] = []
+    for _ in range(2):
+        layers += [nn.Linear(256, 256), nn.Dropout(0.5), nn.Tanh()]
+    return nn.Sequential(*layers, nn.Linear(256, 8))
+
+
+def masks_agree(model: nn.Module, x: torch.Tensor) -> bool:
+    """Whether the backward used the masks of the forward.
+
+    The last layer is linear: its output, summed over rows, is its weight times the sum
+    of its inputs, and that sum is the gradient of each row of the weight.
+    """
+    model.zero_grad()
+    output = model(x)
+    output.sum().backward()
+    last = model[-1]
+    forward = (output.detach() - last.bias).sum(0)
+    backward = last.weight @ last.weight.grad[0]
+    return bool((forward - backward).abs().max() < 1e-2)
+
+
+def test_another_thread_may_draw_meanwhile():
+    model, x = dropping(), torch.randn(64, 256)
+    lowtide.optimize(model, **EASY)
+    assert masks_agree(model, x)
+    done = threading.Event()
+
+    def draw():
+        while not done.is_set():
+            torch.rand(64)
+
+    other = threading.Thread(target=draw)
+    other.start()
+    try:
+        assert all(masks_agree(model, x) for _ in range(40))
+    finally:
+        done.set()
+        other.join()
+
+
+def test_models_train_in_two_threads():
+    wrong: list[Any] = []
+
+    def work() -> None:
+        model, x = dropping(), torch.randn(64, 256)
+        lowtide.optimize(model, **EASY)
+        try:
+            wrong.append(sum(not masks_agree(model, x) for _ in range(20)))
+            assert lowtide.planned(model).watch.forwards == 20
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == [0, 0]
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda h: h * torch.rand_like(h),
+        lambda h: h + torch.randn(h.shape),
+        lambda h: h * torch.bernoulli(torch.sigmoid(h.detach())),
+        lambda h: F.rrelu(h, training=True),
+        lambda h: F.gumbel_softmax(h),
+        lambda h: h * torch.randint(0, 3, h.shape),
+        lambda h: F.alpha_dropout(h, 0.3, training=True),
+        lambda h: F.feature_alpha_dropout(h, 0.3, training=True),
+        lambda h: h[:, torch.randperm(8)],
+        lambda h: h * torch.normal(0.0, 1.0, h.shape),
+        lambda h: h * torch.empty_like(h).uniform_(0.5, 1.5),
+        lambda h: h * torch.empty_like(h).exponential_(),
+    ],
+)
+def test_every_draw_is_replayed_or_kept(draw: Any):
+    x = torch.randn(4, 8)
+    agree(Small(lambda h: torch.tanh(draw(h))), lambda m: m(x).backward())
+
+
+# What the user's own code does.
+
+
+class Sociable(nn.Module):
+    """Draws, counts, prints and remembers, around a graph break."""
+
+    log: list[str]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.seen: list[torch.Tensor] = []
+        self.count = {"calls": 0}
+        self.log = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.tanh(self.first(x))
+        factor = random.random() * float(np.random.rand())
+        self.count["calls"] += 1
+        self.seen.append(h.detach())
+        print("forward")
+        torch._dynamo.graph_break()
+        return self.second(h * factor).square().sum()
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")
+@pytest.mark.filterwarnings("ignore:.*nothing of this step could be captured")
+def test_code_of_the_users_runs_once_a_step(capfd: pytest.CaptureFixture[str]):
+    x = torch.randn(4, 8)
+
+    def run(model: nn.Module) -> None:
+        random.seed(1)
+        np.random.seed(1)
+        model(x).backward()
+        model.streams = (random.random(), float(np.random.rand()))
+
+    plain = Sociable()
+    planned = copy.deepcopy(plain)
+    lowtide.optimize(planned, **EASY)
+    for model in (plain, planned):
+        for _ in range(3):
+            run(model)
+        out = capfd.readouterr().out
+        assert out.count("forward") == 3
+    assert planned.count == plain.count == {"calls": 3}
+    assert planned.streams == plain.streams
+    assert [type(t) for t in planned.seen] == [torch.Tensor] * 3
+    assert all(map(same_bits, planned.seen, plain.seen))
+
+
+def test_a_profile_leaves_the_streams_alone():
+    random.seed(3)
+    np.random.seed(3)
+    states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()
+    model = Small(lambda h: h * random.random() * float(np.random.rand()))
+    lowtide.profile(model, torch.randn(4, 8), how="estimate")
+    assert random.getstate() == states[0]
+    assert np.random.get_state()[1].tolist() == states[1]
+    assert torch.equal(torch.get_rng_state(), states[2]) is False  # the batch's own
+    assert all(p.grad is None for p in model.parameters())
+
+
+# Numbers that change.
+
+
+class Annealed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.step = nn.Linear(8, 8), 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.step += 1
+        return torch.tanh(self.layer(x)).sum() * min(1.0, self.step / 1000)
+
+
+def test_a_counter_in_the_model_is_an_input():
+    x = torch.randn(4, 8)
+    call = agree(Annealed(), lambda m: m(x).backward(), steps=80)
+    assert len(call.plans) <= 3
+
+
+@pytest.mark.parametrize("values", [[0.1 * i for i in range(12)], list(range(12))])
+def test_a_number_among_the_arguments_is_an_input(values: list[float]):
+    class Scaled(Small):
+        def forward(self, x: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
+            return self.second(torch.tanh(self.first(x) * factor)).square().sum()
+
+    x, given = torch.randn(4, 8), iter([v for v in values for _ in range(2)])
+    call = agree(Scaled(), lambda m: m(x, next(given)).backward(), steps=12)
+    assert len(call.plans) <= 3
+
+
+def test_what_changes_without_end_runs_unplanned():
+    class Tagged(Small):
+        tag = "0"
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * len(self.tag)
+
+    x, plain = torch.randn(4, 8), Tagged()
+    model = copy.deepcopy(plain)
+    lowtide.optimize(model, **EASY)
+    seen: list[str] = []
+    for number in range(12):
+        for each in (plain, model):
+            each.tag = f"{10**number}"
+            each.zero_grad()
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always", LowtideWarning)
+                each(x).backward()
+            seen += [str(w.message) for w in told if w.category is LowtideWarning]
+        for p, q in zip(model.parameters(), plain.parameters(), strict=True):
+            assert same_bits(p.grad, q.grad)
+    assert len(seen) == 1
+    assert "graph has changed 8 times" in seen[0]
+
+
+# Outputs.
+
+
+class Heads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(8, 8)
+        self.one, self.two = nn.Linear(8, 4), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        h = torch.tanh(self.body(x))
+        return torch.tanh(self.one(h)), torch.tanh(self.two(h))
+
+
+def test_outputs_in_turns_are_planned_twice_at_most():
+    x, turns = torch.randn(4, 8), iter([i // 2 % 2 for i in range(24)])
+    model = Heads()
+    numbers: list[int] = []
+    agree(
+        model,
+        lambda m: m(x)[next(turns)].sum().backward(),
+        steps=12,
+        between=lambda m: numbers.append(
+            lowtide.planned(m).watch.graphs if lowtide.planned(m) else 0
+        ),
+    )
+    assert lowtide.planned(model).watch.surprises >= 10
+    assert len(lowtide.planned(model).plans) == 1
+
+
+def test_a_forward_without_a_backward_is_not_held():
+    model = Small()
+    lowtide.optimize(model, **EASY)
+    kept = model(torch.randn(4, 8))
+    call = lowtide.planned(model)
+    assert len(call.watch.held) == 1
+    kept.backward()
+    assert not call.watch.held
+    dropped = model(torch.randn(4, 8))
+    assert len(call.watch.held) == 1
+    del dropped, kept
+    gc.collect()
+    assert not call.watch.held
+
+
+# Hooks, modes, copies, compilers.
+
+
+def test_hooks_added_later_count():
+    x, seen = torch.randn(4, 8), []
+
+    def add(model: nn.Module) -> None:
+        model.first.register_forward_hook(lambda m, i, o: o * 2)
+
+    agree(Small(), lambda m: m(x).backward(), steps=3, between=add)
+    del seen
+
+
+def test_a_backward_hook_on_the_model_fires_once():
+    counts = []
+    for optimized in (False, True):
+        torch._dynamo.reset()
+        model, fired = nn.Sequential(nn.Linear(8, 8), nn.Tanh()), []
+        model.register_full_backward_hook(lambda *_, f=fired: f.append(1))
+        if optimized:
+            lowtide.optimize(model, **EASY)
+        for _ in range(3):
+            model(torch.randn(4, 8, requires_grad=True)).sum().backward()
+        counts.append(len(fired))
+    assert counts == [3, 3]
+
+
+def test_a_model_trained_in_evaluation_mode_is_noticed():
+    model, x = Small().eval(), torch.randn(4, 8)
+    lowtide.optimize(model, **EASY)
+    with pytest.warns(LowtideWarning, match="in evaluation mode"):
+        model(x).backward()
+    model(x).backward()
+    assert lowtide.planned(model).watch.backwards == 1
+
+
+def test_a_compile_around_the_model_keeps_the_budget():
+    model, x = Small(), torch.randn(4, 8)
+    lowtide.optimize(model, **EASY)
+    torch.compile(model, backend="eager")(x).backward()
+    assert lowtide.planned(model).watch.backwards == 1
+
+
+def test_a_compile_after_is_noticed():
+    model, x = Small(), torch.randn(4, 8)
+    lowtide.optimize(model, **EASY)
+    model.compile(backend="eager")
+    with pytest.warns(LowtideWarning, match="compiled afterwards"):
+        model(x).backward()
+
+
+def test_a_compile_before_is_noticed():
+    model = Small()
+    model.compile(backend="eager")
+    with pytest.warns(LowtideWarning, match="own compiled call"):
+        lowtide.optimize(model, **EASY)
+
+
+def test_a_part_and_the_whole_are_both_optimized():
+    x, model = torch.randn(4, 8), nn.Sequential(Small())
+    lowtide.optimize(model[0], **EASY)
+    plain = copy.deepcopy(model)
+    lowtide.optimize(model, **EASY)
+    for _ in range(3):
+        for each in (plain, model):
+            each.zero_grad()
+            each(x).backward()
+        for p, q in zip(model.parameters(), plain.parameters(), strict=True):
+            assert same_bits(p.grad, q.grad)
+    assert lowtide.planned(model).watch.backwards == 3
+    assert lowtide.planned(model[0]).watch.backwards == 0
+    model[0](x).backward()
+    assert lowtide.planned(model[0]).watch.backwards == 1
+
+
+# What cannot be captured, or not whole.
+
+
+class Branching(Small):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.tanh(self.first(x))
+        h = h * 2 if h.mean().item() > 0 else h * 3
+        return self.second(h).square().sum()
+
+
+class Caught(Small):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        try:
+            return self.first(x).view(7).sum()
+        except RuntimeError:
+            return super().forward(x)
+
+
+class Talking(Small):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(3):
+            x = torch.tanh(self.first(x))
+            print(end="")
+        return x.sum()
+
+
+class Experts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(8, 3)
+        self.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        best = self.gate(x).argmax(-1)
+        out = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            rows = (best == number).nonzero().flatten()
+            if len(rows):
+                out = out.index_add(0, rows, torch.tanh(expert(x[rows])))
+        return out.square().sum()
+
+
+class Vectorised(Small):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.vmap(lambda row: torch.tanh(self.first(row)))(x).sum()
+
+
+class OneHot(Small):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        picked = F.one_hot(x.argmax(-1), 8).to(x.dtype)
+        return (self.second(torch.tanh(self.first(x))) * picked).sum()
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind: Any) -> None:
+        super().__init__()
+        self.cell, self.out = kind(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.cell(x)[0]).square().sum()
+
+
+class Sparse(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.out = nn.Embedding(9, 8, sparse=True), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = (x[:, 0] > 0).long()
+        return self.out(torch.tanh(self.table(rows))).sum()
+
+
+HARD: dict[str, Callable[[], nn.Module]] = {
+    "a branch on a value": Branching,
+    "an error that is caught": Caught,
+    "prints in a loop": Talking,
+    "experts": Experts,
+    "vmap": Vectorised,
+    "one_hot": OneHot,
+    "lstm": lambda: Recurrent(nn.LSTM),
+    "gru": lambda: Recurrent(nn.GRU),
+    "bare lstm": lambda: nn.LSTM(8, 8),
+    "sparse embedding": Sparse,
+    "cumulative batch norm": lambda: nn.Sequential(
+        nn.Linear(8, 8), nn.BatchNorm1d(8, momentum=None), nn.Tanh()
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore::lowtide.errors.LowtideWarning")
+@pytest.mark.parametrize("name", HARD)
+def test_what_trains_without_lowtide_trains_with_it(name: str):
+    x = torch.randn(6, 8)
+
+    def run(model: nn.Module) -> None:
+        output = model(x)
+        output = output[0] if isinstance(output, tuple) else output
+        output.sum().backward()
+
+    agree(HARD[name](), run, steps=3)
+
+
+def test_a_lazy_module_is_planned_once_it_has_shapes():
+    model, x = nn.Sequential(nn.LazyLinear(8), nn.Tanh()), torch.randn(4, 8)
+    lowtide.optimize(model, **EASY)
+    for _ in range(3):
+        model(x).sum().backward()
+    assert lowtide.planned(model).watch.backwards == 2
+
+
+def test_the_users_own_error_is_the_one_that_comes():
+    model = Small()
+    lowtide.optimize(model, **EASY)
+    with pytest.raises(RuntimeError, match=r"cannot be multiplied|same reduction dim"):
+        model(torch.randn(4, 9))
+
+
+def test_batch_norm_under_autocast():
+    x = torch.randn(4, 3, 8, 8)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+
+    def run(each: nn.Module) -> None:
+        with torch.autocast("cpu", torch.bfloat16):
+            output = each(x)
+        output.float().square().sum().backward()
+
+    agree(model, run)
+
+
+# Plans that are files.
+
+
+def test_a_schedule_that_is_not_valid_never_runs():
+    model, x = Small(lambda h: F.dropout(h, 0.5)), torch.randn(4, 8)
+    step = lowtide.profile(model, x)
+    plan = lowtide.plan(step, budget="1 GiB", planner="keep_all")
+    (drawn,) = [op.id for op in step.ops if "dropout" in op.name and op.once]
+    twice = [*plan.schedule[:1], Run(drawn), *plan.schedule[1:]]
+    lowtide.apply(model, replace(plan, schedule=tuple(twice)))
+    with pytest.raises(InvalidScheduleError):
+        model(x).backward()
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_a_backward_op_may_run_before_the_turn():
+    model, x = Small(), torch.randn(4, 8)
+    plain = copy.deepcopy(model)
+    step = lowtide.profile(model, x)
+    plan = lowtide.plan(step, budget="1 GiB", planner="keep_all")
+    reads_tangent = set(step.ops[step.turn].writes)
+    early = next(
+        op.id
+        for op in step.ops
+        if op.phase == "backward"
+        and op.opens < 0
+        and reads_tangent.isdisjoint(op.reads)
+    )
+    from lowtide.step.schedule import make_plan, with_frees
+
+    sequence = [i for i in plan.ops if i != early]
+    sequence.insert(sequence.index(step.turn), early)
+    lowtide.apply(model, make_plan(step, with_frees(step, sequence), planner="by hand"))
+    for each in (plain, model):
+        each(x).backward()
+    for p, q in zip(model.parameters(), plain.parameters(), strict=True):
+        assert same_bits(p.grad, q.grad)
+
+
+# Checks while training.
+
+
+def test_steps_can_be_checked_on_the_way(monkeypatch: pytest.MonkeyPatch):
+    model, x = Small(lambda h: F.dropout(h, 0.5)), torch.randn(4, 8)
+    lowtide.optimize(model, verify=3, **EASY)
+    for _ in range(3):
+        model(x).backward()
+    from lowtide.engine import rewrite
+    from tests.exactness.test_traps import draw_again
+
+    monkeypatch.setattr(rewrite, "draw_again", draw_again)
+    with pytest.raises(VerificationError):
+        model(x)
+
+
+def test_inputs_that_change_behind_autograds_back_are_noticed():
+    model = Small()
+    lowtide.optimize(model, verify=1, **EASY)
+    buffer = np.random.rand(4, 8).astype("float32")
+    loss = model(torch.from_numpy(buffer))
+    buffer[:] = 0
+    with pytest.raises(VerificationError, match="changed between"):
+        loss.backward()
+
+
+def test_memory_stays_flat_over_many_steps():
+    model, x = Heads(), torch.randn(4, 8)
+    lowtide.optimize(model, **EASY)
+    numbers = []
+    for step in range(300):
+        model.zero_grad()
+        model(x)[step % 2].sum().backward()
+        if step in (100, 299):
+            gc.collect()
+            numbers.append(len(gc.get_objects()))
+    assert numbers[1] <= numbers[0] + 100
