@@ -55,4 +55,4 @@ class Unchanged:
 
 
 def _checksum(value: torch.Tensor) -> int:
-    return zlib.crc32(memoryview(bits_of(value).cpu().numpy()))
+    return zlib.crc32(bits_of(value).cpu().numpy().data)

@@ -16,8 +16,8 @@ import logging
 import re
 import types
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -164,8 +164,10 @@ def compiled(
         recompile_limit=64,
     )
 
+    settings = _capture_settings(fullgraph)
+
     def run(*args: Any, **kwargs: Any) -> Any:
-        with _capturing(fullgraph):
+        with settings:
             return planned(*args, **kwargs)
 
     return run
@@ -177,22 +179,20 @@ def _once_only() -> set[Any]:
     return {m for n in names if (m := getattr(logging.Logger, n, None)) is not None}
 
 
-@contextmanager
-def _capturing(fullgraph: bool) -> Iterator[None]:
-    """How dynamo is to capture.
+def _capture_settings(fullgraph: bool) -> AbstractContextManager[None]:
+    """How dynamo is to capture; torch never forgets one of these, so it is used again.
 
     Hooks that are added later count, and numbers in modules may change. DDP's buckets
     are no reason to cut a step into pieces. Where pieces are allowed, what dynamo
     cannot follow runs as it is.
     """
-    with torch._dynamo.config.patch(
+    return torch._dynamo.config.patch(
         skip_nnmodule_hook_guards=False,
         allow_unspec_int_on_nn_module=True,
         optimize_ddp=False,
         ignore_logging_functions=_once_only(),
         suppress_errors=not fullgraph,
-    ):
-        yield
+    )
 
 
 def explain_failure(error: BaseException) -> BaseException:
