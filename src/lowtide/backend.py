@@ -11,9 +11,12 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import fx
+from torch._guards import CompileContext
 
 from lowtide.engine.compile import compile_with
+from lowtide.engine.notices import warn
 from lowtide.engine.runtime import PlannedCall, Settings
 from lowtide.errors import InvalidArgumentError
 
@@ -40,9 +43,25 @@ def lowtide(
     settings = _settings(options or {})
     if os.environ.get("LOWTIDE_DISABLE") == "1":
         return gm.forward
-    # Graphs with the same options share one ledger: they are one step's.
+    _warn_of_the_limit()
+    # Graphs with the same options share one ledger, which knows what each forward holds
+    # for a backward that may still come: they may be one step's.
     call = _CALLS.setdefault(settings, PlannedCall(lambda: None, settings))
+    call.start_anew()
     return compile_with(call.decide_next, call.watch)(gm, example_inputs)
+
+
+def _warn_of_the_limit() -> None:
+    """Say it before torch stops asking: further shapes would run without a budget."""
+    now = CompileContext.current_compile_id()
+    limit = torch._dynamo.config.recompile_limit
+    if now is not None and (now.frame_compile_id or 0) == limit - 1:
+        warn(
+            f'torch.compile(backend="lowtide"): this is graph {limit} of one function, '
+            "and torch.compile stops there (torch._dynamo.config.recompile_limit): "
+            "further shapes will run under no budget. Raise the limit, or use "
+            "lowtide.optimize, which has none."
+        )
 
 
 def _settings(options: dict[str, Any]) -> Settings:

@@ -546,6 +546,42 @@ def test_batch_norm_under_autocast():
     agree(model, run)
 
 
+# Sums of gradients.
+
+
+class Tied(nn.Module):
+    def __init__(self, *, breaks: bool = False) -> None:
+        super().__init__()
+        self.layer, self.breaks = nn.Linear(8, 8), breaks
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(self.layer(torch.tanh(self.layer(x))))
+        if self.breaks:
+            torch._dynamo.graph_break()
+        return torch.tanh(self.layer(x)).square().sum()
+
+
+AROUND: dict[str, tuple[bool, Callable[[nn.Module, torch.Tensor], torch.Tensor]]] = {
+    "graph break": (True, lambda m, x: m(x)),
+    "two calls": (False, lambda m, x: m(x) + m(x.cos())),
+    "penalty": (False, lambda m, x: m(x) + m.layer.weight.square().sum()),
+}
+
+
+@pytest.mark.parametrize("name", AROUND)
+def test_another_order_of_sums_is_said(name: str):
+    breaks, loss = AROUND[name]
+    model, x = Tied(breaks=breaks), torch.randn(4, 8)
+    lowtide.optimize(model, **EASY)
+    with pytest.warns(LowtideWarning, match="another order"):
+        loss(model, x).backward()
+    loss(model, x).backward()  # and said once
+
+
+def test_sums_within_one_graph_are_eagers():
+    agree(Tied(), lambda m: m(torch.ones(4, 8)).backward(), steps=3)
+
+
 # Plans that are files.
 
 
@@ -622,3 +658,35 @@ def test_memory_stays_flat_over_many_steps():
             gc.collect()
             numbers.append(len(gc.get_objects()))
     assert numbers[1] <= numbers[0] + 20
+
+
+# The backend.
+
+
+def layers(activation: type[nn.Module]) -> nn.Module:
+    found: list[nn.Module] = []
+    for _ in range(4):
+        found += [nn.Linear(64, 64), activation()]
+    return nn.Sequential(*found)
+
+
+def test_the_backend_forgets_a_forward_without_a_backward():
+    options = {"budget": "4 MB", "planner": "keep_all"}
+    first, second = (
+        torch.compile(layers(a), backend="lowtide", dynamic=False, options=options)
+        for a in (nn.Tanh, nn.Sigmoid)
+    )
+    dropped = first(torch.randn(1000, 64))
+    del dropped
+    gc.collect()
+    second(torch.randn(1000, 64)).sum().backward()
+
+
+def test_the_backend_says_where_torch_stops():
+    model = torch.compile(
+        Small(), backend="lowtide", dynamic=False, options={"budget": "1 GiB"}
+    )
+    with torch._dynamo.config.patch(recompile_limit=2):
+        model(torch.randn(3, 8)).backward()
+        with pytest.warns(LowtideWarning, match="recompile_limit"):
+            model(torch.randn(4, 8)).backward()

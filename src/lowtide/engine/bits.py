@@ -44,15 +44,16 @@ class Unchanged:
     """
 
     def __init__(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        self.tensors = [(name, value, _checksum(value)) for name, value in tensors]
+        self.tensors = [(name, value, checksum(value)) for name, value in tensors]
 
     def first_changed(self) -> str | None:
         """The name of the first tensor that is not what it was."""
         for name, value, before in self.tensors:
-            if _checksum(value) != before:
+            if checksum(value) != before:
                 return name
         return None
 
 
-def _checksum(value: torch.Tensor) -> int:
+def checksum(value: torch.Tensor) -> int:
+    """A number that differs, almost surely, if any bit does."""
     return zlib.crc32(bits_of(value).cpu().numpy().data)

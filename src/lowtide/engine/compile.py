@@ -34,6 +34,7 @@ from lowtide.engine.capture.step import step_of
 from lowtide.engine.capture.zeros import guess_absent, without_tangents
 from lowtide.engine.orders import Orders
 from lowtide.engine.rewrite import backward_from, saved_name, split
+from lowtide.engine.sums import SumWatch
 from lowtide.errors import (
     CaptureError,
     LowtideError,
@@ -62,7 +63,8 @@ class Watch:
     `surprises` counts backwards of other outputs than were planned for, `seen_absent`
     is what the last of them went without, `expected_absent` what to plan for instead of
     a guess. `held` has an entry for each forward whose backward may still come.
-    `unchanged` is asked once, when the next backward begins.
+    `unchanged` is asked once, when the next backward begins. `told` are the
+    parameters of which it was said that their gradients are summed otherwise.
     """
 
     forwards: int = 0
@@ -76,6 +78,7 @@ class Watch:
     seen_absent: frozenset[int] | None = None
     expected_absent: frozenset[int] | None = None
     unchanged: Unchanged | None = None
+    told: set[str] = field(default_factory=set[str])
 
     @property
     def held_bytes(self) -> int:
@@ -251,6 +254,7 @@ def _compile(
     kinds, names = _roles(gm, example_inputs)
     pieces: list[Piece] = []
     others: list[_OtherBackwards] = []
+    sums: list[SumWatch] = []
 
     def partition(
         joint: fx.GraphModule,
@@ -295,6 +299,7 @@ def _compile(
             if not storage.resident and saved_name(piece, number) in saved
         )
         others.append(_OtherBackwards(joint, num_fwd_outputs, halves.saved))
+        sums.append(SumWatch(piece, names, watch.told))
         return halves.forward, halves.backward
 
     def forward_compiler(module: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
@@ -315,7 +320,9 @@ def _compile(
             piece = pieces[0]
             absent = _absent(piece, args)
             if absent == piece.absent_tangents:
-                return watch.run(piece, "backward", args, run)
+                gradients = watch.run(piece, "backward", args, run)
+                sums[0].note(gradients)
+                return gradients
             watch.surprises += 1
             watch.seen_absent = absent
             other = others[0].for_absent(absent, piece, args)
@@ -336,7 +343,13 @@ def _compile(
         partition_fn=partition,
     )(gm, list(example_inputs))
 
+    is_first = True
+
     def call(*args: Any) -> Any:
+        nonlocal is_first
+        if is_first and sums:
+            sums[0].start(args)
+        is_first = False
         outputs = run_compiled(*args)
         if pieces:
             watch.hold(pieces[0], outputs)

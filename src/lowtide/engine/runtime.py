@@ -235,6 +235,13 @@ class PlannedCall:
         self.watch.graphs = 0
         self.forget()
 
+    def start_anew(self) -> None:
+        """For a graph that arrives by itself, without a call of ours around it."""
+        self.route = Route()
+        self.forwards_before = self.watch.forwards
+        self.plans.clear()
+        self.steps.clear()
+
     def forget(self) -> None:
         """Let go of all plans and what was compiled for them."""
         self.routes.clear()

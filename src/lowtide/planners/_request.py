@@ -36,5 +36,5 @@ def plan(
             planner=planner,
             time_limit=time_limit,
         )
-    budget_bytes = to_bytes(budget, baseline_bytes=step.baseline_peak_bytes)
+    budget_bytes = to_bytes(budget, baseline_bytes=step.eager_peak_bytes)
     return planners.load(planner).plan(step, budget_bytes, time_limit=time_limit)

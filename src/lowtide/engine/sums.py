@@ -1,0 +1,88 @@
+"""Notices a gradient that is summed in another order than without lowtide.
+
+A planned graph adds up what it contributes to a parameter's gradient and hands over the
+sum. If that is all there is, the order is eager's. If the parameter is used outside of
+the graph too (a second call before the backward, a term of the loss computed elsewhere,
+another graph behind a graph break), eager would add one term after the other, and a sum
+of floats depends on the order in its last bit. This cannot be helped from inside the
+graph, so it is said.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+from torch._functorch._aot_autograd.descriptors import GradAOTOutput, PlainAOTInput
+
+from lowtide.engine.bits import checksum
+from lowtide.engine.capture.joint import Piece
+from lowtide.engine.notices import warn
+
+_ADD = torch.ops.aten.add.Tensor
+_CAST = torch.ops.aten._to_copy.default
+
+
+class SumWatch:
+    """Compares, in the first step, what a graph hands over with what arrives."""
+
+    def __init__(self, piece: Piece, names: dict[int, str], told: set[str]) -> None:
+        self.places = _summed(piece)
+        self.names, self.told = names, told
+        self.sums: dict[int, int] = {}
+        self.hooks: list[Any] = []
+
+    def start(self, inputs: Any) -> None:
+        """Before the first forward: listen at the parameters."""
+        for place in self.places.values():
+            parameter = inputs[place]
+            if parameter.is_leaf and not parameter._backward_hooks:
+                hook = self.listener(place)
+                self.hooks.append(parameter.register_hook(hook))
+
+    def note(self, gradients: Any) -> None:
+        """After the first backward: remember what the graph made."""
+        if not self.hooks:
+            return
+        for number, place in self.places.items():
+            self.sums[place] = checksum(gradients[number])
+
+    def listener(self, place: int) -> Any:
+        def hook(gradient: torch.Tensor) -> None:
+            for handle in self.hooks:
+                handle.remove()
+            self.hooks.clear()
+            made = self.sums.pop(place, None)
+            name = self.names.get(place, "a parameter")
+            if made is None or name in self.told or made == checksum(gradient):
+                return
+            self.told.add(name)
+            warn(
+                f"lowtide: {name} is used several times in a planned graph and once "
+                "more around it. Its gradient is right, but its terms are added in "
+                "another order than without lowtide, so the last bit may differ. "
+                "Optimize a function that runs all of it to get the same bits."
+            )
+
+        return hook
+
+
+def _summed(piece: Piece) -> dict[int, int]:
+    """Places among the gradients of those that are sums, with their inputs' places."""
+    output = next(n for n in reversed(piece.joint.graph.nodes) if n.op == "output")
+    descriptions = (output.meta.get("desc") or [])[len(piece.forward_outputs) :]
+    found: dict[int, int] = {}
+    for number, (node, what) in enumerate(
+        zip(piece.gradients, descriptions, strict=False)
+    ):
+        while isinstance(node, fx.Node) and node.target is _CAST:
+            node = node.args[0]
+        is_sum = isinstance(node, fx.Node) and node.target is _ADD
+        if (
+            is_sum
+            and isinstance(what, GradAOTOutput)
+            and isinstance(what.grad_of, PlainAOTInput)
+        ):
+            found[number] = what.grad_of.idx
+    return found
