@@ -206,7 +206,7 @@ def test_unknown_forms_and_existing_files_are_refused(tmp_path):
 
 def test_pictures_of_every_chart(tmp_path):
     made = lowtide.report(*everything(gpt(2)))
-    names = "tide frontier lifetimes batch fidelity search".split()
+    names = "tide frontier lifetimes batch search".split()
     written = made.save_plots(tmp_path / "svg")
     assert [p.name for p in written] == [f"{n}.svg" for n in names]
     assert all(p.read_text().startswith("<?xml") for p in written)

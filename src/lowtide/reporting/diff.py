@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from lowtide.errors import InvalidArgumentError, PlanMismatchError
-from lowtide.step.format import format_bytes, format_percent, format_seconds
+from lowtide.step.analysis import Share, extra_runs, shares_by
+from lowtide.step.format import aligned, format_bytes, format_percent, format_seconds
 from lowtide.step.graph import StepGraph
 from lowtide.step.names import collapse, pattern_of
 from lowtide.step.plan import Plan
-from lowtide.step.schedule import saved_by_baseline
+from lowtide.step.schedule import crossing
+from lowtide.step.walk import Walk, walk
 
 ROWS = 8
 
@@ -78,11 +80,11 @@ class Diff:
         return not self.parts and all(c.first == c.second for c in self.changes)
 
     def __str__(self) -> str:
-        lines = _table(
+        lines = aligned(
             ("", *self.names, "change"), [(c.name, *c.texts) for c in self.changes]
         )
         for part in self.parts:
-            lines += ["", part.title, *_table(part.headings, part.rows[:ROWS])]
+            lines += ["", part.title, *aligned(part.headings, part.rows[:ROWS])]
             if len(part.rows) > ROWS:
                 lines.append(f"and {len(part.rows) - ROWS} more")
         if self.is_empty:
@@ -94,15 +96,7 @@ class Diff:
         return {
             "lowtide": "diff",
             "names": list(self.names),
-            "changes": [
-                {
-                    "name": c.name,
-                    "first": c.first,
-                    "second": c.second,
-                    "unit": c.unit,
-                }
-                for c in self.changes
-            ],
+            "changes": [asdict(change) for change in self.changes],
             "parts": [
                 {
                     "title": p.title,
@@ -154,6 +148,14 @@ def _diff_plans(
     for plan in (first, second):
         if step is not None and plan.fingerprint != step.fingerprint:
             raise PlanMismatchError(plan.fingerprint, step.fingerprint)
+    again = Change(
+        "ops recomputed", len(first.recomputed), len(second.recomputed), "count"
+    )
+    walks = None
+    if step is not None:
+        walks = walk(step, first.schedule), walk(step, second.schedule)
+        runs = walks[0].num_extra_runs, walks[1].num_extra_runs
+        again = Change("extra runs", *runs, "count")
     changes = [
         Change("budget", first.budget_bytes, second.budget_bytes, "bytes"),
         Change("peak", first.peak_bytes, second.peak_bytes, "bytes"),
@@ -161,9 +163,7 @@ def _diff_plans(
         Change("overhead", first.overhead, second.overhead, "fraction"),
         Change("gap", first.proof.gap, second.proof.gap, "fraction"),
         Change("storages kept", len(first.kept), len(second.kept), "count"),
-        Change(
-            "ops recomputed", len(first.recomputed), len(second.recomputed), "count"
-        ),
+        again,
     ]
     if first.fingerprint != second.fingerprint:
         changes.insert(
@@ -177,39 +177,33 @@ def _diff_plans(
         )
     labels = names or _two_names(first.planner, second.planner)
     parts = (
-        _plan_parts(first, second, step, labels)
-        if first.fingerprint == second.fingerprint
-        else _name_parts(first, second, labels)
+        _name_parts(first, second, labels)
+        if walks is None
+        else _plan_parts(*walks, labels)
     )
     return Diff(first, second, labels, tuple(changes), tuple(parts), (step, step))
 
 
-def _plan_parts(
-    first: Plan, second: Plan, step: StepGraph | None, names: tuple[str, str]
-) -> Iterable[Part]:
-    if step is None:
-        yield from _name_parts(first, second, names)
-        return
-    for title, ids in (
-        (f"Kept only by {names[0]}", set(first.kept) - set(second.kept)),
-        (f"Kept only by {names[1]}", set(second.kept) - set(first.kept)),
-    ):
-        found = {s: step.sizes[s] for s in ids}
-        modules = {s: step.ops[step.producers[s][0]].module for s in ids}
-        yield from _grouped(title, "storages", found, modules, format_bytes, "bytes")
-    for title, ids in (
-        (
-            f"Recomputed only by {names[0]}",
-            set(first.recomputed) - set(second.recomputed),
-        ),
-        (
-            f"Recomputed only by {names[1]}",
-            set(second.recomputed) - set(first.recomputed),
-        ),
-    ):
-        times = {i: step.ops[i].seconds for i in ids}
-        modules = {i: step.ops[i].module for i in ids}
-        yield from _grouped(title, "ops", times, modules, format_seconds, "time")
+def _plan_parts(first: Walk, second: Walk, names: tuple[str, str]) -> Iterable[Part]:
+    step = first.step
+    kept = [set(crossing(step, w.ops)) for w in (first, second)]
+    for name, only in ((names[0], kept[0] - kept[1]), (names[1], kept[1] - kept[0])):
+        rows = [
+            (step.ops[step.producers[s][0]].module, 1, float(step.sizes[s]))
+            for s in sorted(only)
+        ]
+        headings = ("module", "storages", "bytes")
+        yield from _grouped(f"Kept only by {name}", headings, rows, format_bytes)
+    extra = [extra_runs(w, lambda op: op.id) for w in (first, second)]
+    for name, own, other in ((names[0], *extra), (names[1], *reversed(extra))):
+        rows = [
+            (step.ops[i].module, own[i].num_runs, own[i].seconds)
+            for i in sorted(own)
+            if i not in other
+        ]
+        headings = ("module", "runs", "time")
+        title = f"Recomputed only by {name}"
+        yield from _grouped(title, headings, rows, format_seconds)
 
 
 def _name_parts(first: Plan, second: Plan, names: tuple[str, str]) -> Iterable[Part]:
@@ -224,81 +218,72 @@ def _name_parts(first: Plan, second: Plan, names: tuple[str, str]) -> Iterable[P
 
 def _grouped(
     title: str,
-    noun: str,
-    amounts: dict[int, Any],
-    modules: dict[int, str],
+    headings: tuple[str, ...],
+    rows: Iterable[tuple[str, int, float]],
     show: Callable[[float], str],
-    heading: str,
 ) -> Iterable[Part]:
-    """One row for each pattern of modules, the largest amount first."""
-    groups: dict[str, list[int]] = defaultdict(list)
-    for number in sorted(amounts):
-        groups[pattern_of(modules[number])].append(number)
-    if not groups:
-        return
-    ranked = sorted(groups.values(), key=lambda ids: -sum(amounts[i] for i in ids))
-    rows = tuple(
+    """One row for each pattern of modules, the largest amount first.
+
+    Rows are a module, a count and an amount.
+    """
+    groups: dict[str, list[tuple[str, int, float]]] = defaultdict(list)
+    for row in rows:
+        groups[pattern_of(row[0])].append(row)
+    totals = [
         (
-            collapse(modules[i] for i in ids) or "(no module)",
-            str(len(ids)),
-            show(sum(amounts[i] for i in ids)),
+            collapse(module for module, _, _ in group) or "(no module)",
+            sum(count for _, count, _ in group),
+            sum(amount for _, _, amount in group),
         )
-        for ids in ranked
-    )
-    yield Part(title, ("module", noun, heading), rows)
+        for group in groups.values()
+    ]
+    totals.sort(key=lambda row: -row[2])
+    if totals:
+        cells = tuple((name, str(n), show(amount)) for name, n, amount in totals)
+        yield Part(title, headings, cells)
 
 
 def _diff_steps(
     first: StepGraph, second: StepGraph, names: tuple[str, str] | None
 ) -> Diff:
-    saved = [sum(s.sizes[i] for i in saved_by_baseline(s)) for s in (first, second)]
+    one, two = _by_pattern(first), _by_pattern(second)
+    saved = (
+        {name: float(share.kept_bytes) for name, share in one.items()},
+        {name: float(share.kept_bytes) for name, share in two.items()},
+    )
+    times = (
+        {name: share.seconds for name, share in one.items()},
+        {name: share.seconds for name, share in two.items()},
+    )
+    peaks = (first.baseline_peak_bytes, second.baseline_peak_bytes)
+    kept = (sum(saved[0].values()), sum(saved[1].values()))
     changes = (
         Change("ops", len(first.baseline), len(second.baseline), "count"),
-        Change(
-            "baseline peak",
-            first.baseline_peak_bytes,
-            second.baseline_peak_bytes,
-            "bytes",
-        ),
+        Change("baseline peak", *peaks, "bytes"),
         Change("resident", first.resident_bytes, second.resident_bytes, "bytes"),
-        Change("kept for the backward", saved[0], saved[1], "bytes"),
+        Change("kept for the backward", *kept, "bytes"),
         Change("time", first.baseline_seconds, second.baseline_seconds, "seconds"),
     )
     labels = names or _two_names(first.name, second.name)
-    parts = [
-        *_module_part(
-            "Kept for the backward", first, second, _saved, format_bytes, labels
-        ),
-        *_module_part(
-            "Time by module", first, second, _seconds, format_seconds, labels
-        ),
-    ]
-    return Diff(first, second, labels, changes, tuple(parts), (first, second))
+    parts = (
+        *_module_part("Kept for the backward", *saved, format_bytes, labels),
+        *_module_part("Time by module", *times, format_seconds, labels),
+    )
+    return Diff(first, second, labels, changes, parts, (first, second))
 
 
-def _saved(step: StepGraph) -> dict[str, float]:
-    found: dict[str, float] = defaultdict(float)
-    for s in saved_by_baseline(step):
-        found[pattern_of(step.ops[step.producers[s][0]].module)] += step.sizes[s]
-    return found
-
-
-def _seconds(step: StepGraph) -> dict[str, float]:
-    found: dict[str, float] = defaultdict(float)
-    for number in step.baseline:
-        found[pattern_of(step.ops[number].module)] += step.ops[number].seconds
-    return found
+def _by_pattern(step: StepGraph) -> dict[str, Share]:
+    found = shares_by(step, lambda op: pattern_of(op.module))
+    return {share.name: share for share in found}
 
 
 def _module_part(
     title: str,
-    first: StepGraph,
-    second: StepGraph,
-    measure: Callable[[StepGraph], dict[str, float]],
+    one: dict[str, float],
+    two: dict[str, float],
     show: Callable[[float], str],
     names: tuple[str, str],
 ) -> Iterable[Part]:
-    one, two = measure(first), measure(second)
     changed = [m for m in {*one, *two} if one.get(m, 0.0) != two.get(m, 0.0)]
     changed.sort(key=lambda m: (-abs(two.get(m, 0.0) - one.get(m, 0.0)), m))
     if changed:
@@ -316,16 +301,3 @@ def _module_part(
 
 def _signed(value: float, show: Callable[[float], str]) -> str:
     return ("+" if value > 0 else "") + show(value)
-
-
-def _table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
-    """Aligned columns: the first to the left, the others to the right."""
-    table = [list(headings), *(list(r) for r in rows)]
-    widths = [max(len(r[c]) for r in table) for c in range(len(table[0]))]
-    return [
-        "  ".join(
-            cell.rjust(w) if c else cell.ljust(w)
-            for c, (cell, w) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in table
-    ]

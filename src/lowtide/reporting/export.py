@@ -9,23 +9,22 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lowtide.errors import InvalidArgumentError, PlanMismatchError
 from lowtide.reporting.files import write_whole
 from lowtide.reporting.snapshot import snapshot_bytes
-from lowtide.reporting.tide import KIND_NAMES
-from lowtide.reporting.walk import Walk
+from lowtide.step.analysis.csv import write_rows
 from lowtide.step.graph import FOLDED, Op, StepGraph
-from lowtide.step.plan import Plan, Run
+from lowtide.step.names import KIND_NAMES
+from lowtide.step.plan import Plan
 from lowtide.step.schedule import make_plan, with_frees
-from lowtide.step.simulate import live_by_kind
+from lowtide.step.walk import Walk, walk
 
 # A run that takes no time still gets a moment, so that no reader merges two of them.
 LEAST_MICROSECONDS = 0.001
@@ -66,7 +65,7 @@ def chrome_trace(step: StepGraph, plan: Plan) -> str:
     ):
         events.append(_named("process_name", process, 0, name))
         events.append(_named("thread_name", process, 1, "ops"))
-        events.extend(_trace_events(Walk(step, tuple(items)), process))
+        events.extend(_trace_events(walk(step, items), process))
     meta = {
         "lowtide": "trace",
         "step": step.name,
@@ -98,75 +97,75 @@ def _named(what: str, process: int, thread: int, name: str) -> dict[str, Any]:
 
 
 def _trace_events(walk: Walk, process: int) -> list[dict[str, Any]]:
-    step, columns = walk.step, live_by_kind(walk.step, walk.items)
-    kinds = [k for k in KIND_NAMES if any(columns[k])]
+    kinds = [kind for kind in KIND_NAMES if any(walk.by_kind[kind])]
     events: list[dict[str, Any]] = []
-    now, end, run = 0.0, 0.0, -1
-    for position, item in enumerate(walk.items):
-        is_run = type(item) is Run
-        if is_run:
-            run += 1
-            op = step.ops[item.op]
-            now, end = end, end + max(op.seconds * 1e6, LEAST_MICROSECONDS)
-            events.append(
-                {
-                    "ph": "X",
-                    "cat": "recompute" if walk.again[run] else op.phase,
-                    "name": op.name,
-                    "pid": process,
-                    "tid": 1,
-                    "ts": now,
-                    "dur": end - now,
-                    "args": {
-                        "target": op.target,
-                        "module": op.module,
-                        "source": op.source,
-                        "run": run,
-                    },
-                }
-            )
-        following = walk.items[position + 1] if position + 1 < len(walk.items) else None
-        if not is_run and type(following) is not Run and following is not None:
-            continue  # several frees at one moment: the last of them is enough
+    end = 0.0
+
+    def count(at: float, columns: Mapping[str, Sequence[int]], run: int) -> None:
         events.append(
             {
                 "ph": "C",
                 "name": "live bytes",
                 "pid": process,
                 "tid": 1,
-                "ts": now if is_run else end,
-                "args": {KIND_NAMES[k]: columns[k][position] for k in kinds},
+                "ts": at,
+                "args": {KIND_NAMES[kind]: columns[kind][run] for kind in kinds},
             }
         )
+
+    for number, run in enumerate(walk.runs):
+        op = walk.step.ops[run.op]
+        now, end = end, end + max(op.seconds * 1e6, LEAST_MICROSECONDS)
+        events.append(
+            {
+                "ph": "X",
+                "cat": "recompute" if run.again else op.phase,
+                "name": op.name,
+                "pid": process,
+                "tid": 1,
+                "ts": now,
+                "dur": end - now,
+                "args": {
+                    "target": op.target,
+                    "module": op.module,
+                    "source": op.source,
+                    "run": number,
+                },
+            }
+        )
+        count(now, walk.by_kind, number)
+        if run.after_bytes < run.live_bytes:
+            count(end, walk.by_kind_after, number)
     return events
+
+
+_TIMELINE = "run start_seconds seconds op target module source again live_bytes".split()
 
 
 def timeline_csv(step: StepGraph, plan: Plan) -> str:
     """The timeline of a plan: one row for each run, bytes by kind."""
-    walk = Walk(step, plan.schedule)
-    kinds = list(walk.by_kind)
+    walked = walk(step, plan.schedule)
     out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(
-        "run start_seconds seconds op target module source again live_bytes".split()
-        + [f"{kind}_bytes" for kind in kinds]
-    )
-    for run, number in enumerate(walk.ops):
-        op = step.ops[number]
-        writer.writerow(
-            [
-                run,
-                walk.starts[run],
+    write_rows(
+        out,
+        [*_TIMELINE, *(f"{kind}_bytes" for kind in walked.by_kind)],
+        (
+            (
+                number,
+                run.begin_seconds,
                 op.seconds,
                 op.name,
                 op.target,
                 op.module,
                 op.source,
-                int(walk.again[run]),
-                walk.live_bytes[run],
-                *(walk.by_kind[kind][run] for kind in kinds),
-            ]
-        )
+                int(run.again),
+                run.live_bytes,
+                *(column[number] for column in walked.by_kind.values()),
+            )
+            for number, run in enumerate(walked.runs)
+            for op in (step.ops[run.op],)
+        ),
+    )
     return out.getvalue()
 
 
