@@ -5,7 +5,6 @@ because a report that nobody opened is not tested. Leave these tests out with
 `-m "not real"`.
 """
 
-import base64
 import io
 import shutil
 import time
@@ -134,9 +133,15 @@ def tip(page):
 
 
 def ticks(page, chart):
-    """A fingerprint of what a chart shows, to see that it changed."""
-    shot = page.locator(f"#{chart}").screenshot()
-    return base64.b64encode(shot).decode()
+    """A fingerprint of what a chart shows, to see that it changed.
+
+    Taken from its canvases: a screenshot also depends on where the page is scrolled to.
+    """
+    return page.evaluate(
+        """id => [...document.querySelectorAll(`#${id} canvas`)]
+          .map(canvas => canvas.toDataURL()).join(" ")""",
+        chart,
+    )
 
 
 def test_every_section_is_there_and_every_chart_is_drawn(browser, path):

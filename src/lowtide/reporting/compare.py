@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from lowtide.reporting import tables
-from lowtide.reporting.data import card, ops_of, report_data
+from lowtide.reporting.cards import card
+from lowtide.reporting.data import ops_of, report_data
 from lowtide.reporting.diff import Diff
 from lowtide.reporting.tide import FULL_LIMIT, outline, tide
 from lowtide.step.format import format_bytes

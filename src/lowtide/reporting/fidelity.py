@@ -24,15 +24,18 @@ def fidelity(inputs: Inputs, plan: Plan) -> dict[str, Any] | None:
     if baseline is not None:
         peak = (plan.baseline_peak_bytes, baseline.peak_bytes)
         rows.append(_row("baseline", "peak", "bytes", *peak))
-    if baseline is not None or planned is not None:
+        times = (plan.baseline_seconds, baseline.seconds)
+        rows.append(_row("baseline", "time", "seconds", *times))
+    elif planned is not None:
         # A planned step is timed in turns with the unplanned one.
-        seconds = baseline.seconds if baseline else planned.baseline_seconds  # type: ignore[union-attr]
-        rows.append(_row("baseline", "time", "seconds", plan.baseline_seconds, seconds))
+        times = (plan.baseline_seconds, planned.baseline_seconds)
+        rows.append(_row("baseline", "time", "seconds", *times))
     if planned is not None:
-        peak = (plan.peak_bytes, planned.peak_bytes)
-        rows.append(_row("with the plan", "peak", "bytes", *peak))
-        times = (plan.seconds, planned.seconds)
-        rows.append(_row("with the plan", "time", "seconds", *times))
+        for what, unit, predicted, real in (
+            ("peak", "bytes", plan.peak_bytes, planned.peak_bytes),
+            ("time", "seconds", plan.seconds, planned.seconds),
+        ):
+            rows.append(_row("with the plan", what, unit, predicted, real))
     return {"rows": rows, "checks": checks, "rss": _rss(inputs)}
 
 

@@ -67,11 +67,8 @@ def bound(plans: Sequence[Plan]) -> list[dict[str, float]]:
     """
     proven: dict[int, float] = {}
     for plan in plans:
-        if plan.baseline_seconds <= 0:
-            continue
-        least = plan.proof.bound_seconds / plan.baseline_seconds - 1
-        if least > 0:
-            proven[plan.budget_bytes] = max(least, proven.get(plan.budget_bytes, 0.0))
+        known = proven.get(plan.budget_bytes, 0.0)
+        proven[plan.budget_bytes] = max(known, bound_overhead(plan))
     corners: list[dict[str, float]] = []
     least = 0.0
     for budget in sorted(proven, reverse=True):
@@ -79,6 +76,13 @@ def bound(plans: Sequence[Plan]) -> list[dict[str, float]]:
             least = proven[budget]
             corners.append({"budget_bytes": budget, "overhead": least})
     return corners
+
+
+def bound_overhead(plan: Plan) -> float:
+    """The least overhead that is proven possible at the plan's budget."""
+    if plan.baseline_seconds <= 0:
+        return 0.0
+    return plan.proof.bound_seconds / plan.baseline_seconds - 1
 
 
 def search(plan: Plan) -> dict[str, Any] | None:
@@ -92,7 +96,7 @@ def search(plan: Plan) -> dict[str, Any] | None:
             {"search_seconds": at, "overhead": seconds / base - 1}
             for at, seconds in proof.history
         ],
-        "bound_overhead": proof.bound_seconds / base - 1,
+        "bound_overhead": bound_overhead(plan),
         "overhead": plan.overhead,
         "search_seconds": max(proof.search_seconds, proof.history[-1][0]),
         "stopped_by": proof.stopped_by,

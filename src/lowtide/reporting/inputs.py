@@ -32,40 +32,30 @@ class Reference:
 class Measured(Protocol):
     """What a report reads of a `Measurement`."""
 
-    @property
-    def peak_bytes(self) -> int: ...
-    @property
-    def rss_peak_bytes(self) -> int: ...
-    @property
-    def seconds(self) -> float: ...
-    @property
-    def baseline_seconds(self) -> float: ...
-    @property
-    def live_bytes(self) -> Sequence[int]: ...
+    peak_bytes: int
+    rss_peak_bytes: int
+    seconds: float
+    baseline_seconds: float
+    live_bytes: Sequence[int]
 
 
 @runtime_checkable
 class Verified(Protocol):
     """What a report reads of a `Verification`."""
 
-    @property
-    def loss_equal(self) -> bool: ...
-    @property
-    def gradients_equal(self) -> bool: ...
-    @property
-    def buffers_equal(self) -> bool: ...
-    @property
-    def rng_equal(self) -> bool: ...
-    @property
-    def measured(self) -> Measured | None: ...
+    loss_equal: bool
+    gradients_equal: bool
+    buffers_equal: bool
+    rng_equal: bool
+    measured: Measured | None
 
 
 @runtime_checkable
 class BatchSize(Protocol):
     """What a report reads of a `BatchRow`."""
 
-    @property
-    def batch(self) -> int: ...
+    batch: int
+
     def to_dict(self) -> dict[str, Any]: ...
 
 

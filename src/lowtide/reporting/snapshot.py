@@ -9,7 +9,6 @@ with unlimited room: sizes and order are the plan's, places are only for drawing
 from __future__ import annotations
 
 import pickle
-from bisect import bisect_left, insort
 from typing import Any
 
 from lowtide.step.graph import StepGraph
@@ -24,39 +23,26 @@ class _Arena:
 
     def __init__(self) -> None:
         self.end = START
-        self.holes: list[tuple[int, int]] = []  # size, address; sorted
-        self.by_start: dict[int, int] = {}
-        self.by_stop: dict[int, int] = {}
+        self.holes: dict[int, int] = {}  # size by address
 
     def take(self, size: int) -> int:
-        place = bisect_left(self.holes, (size, 0))
-        if place == len(self.holes):
+        fitting = [(found, at) for at, found in self.holes.items() if found >= size]
+        if not fitting:
             address, self.end = self.end, self.end + size
             return address
-        found, address = self.holes[place]
-        self._forget(found, address)
+        found, address = min(fitting)
+        del self.holes[address]
         if found > size:
-            self._remember(found - size, address + size)
+            self.holes[address + size] = found - size
         return address
 
     def give(self, address: int, size: int) -> None:
-        after = self.by_start.get(address + size)
-        if after is not None:
-            self._forget(after, address + size)
-            size += after
-        before = self.by_stop.get(address)
-        if before is not None:
-            self._forget(before, address - before)
-            address, size = address - before, size + before
-        self._remember(size, address)
-
-    def _remember(self, size: int, address: int) -> None:
-        insort(self.holes, (size, address))
-        self.by_start[address] = self.by_stop[address + size] = size
-
-    def _forget(self, size: int, address: int) -> None:
-        del self.holes[bisect_left(self.holes, (size, address))]
-        del self.by_start[address], self.by_stop[address + size]
+        size += self.holes.pop(address + size, 0)
+        for at, found in self.holes.items():
+            if at + found == address:
+                self.holes[at] += size
+                return
+        self.holes[address] = size
 
 
 class _Recorder:

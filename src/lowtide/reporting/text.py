@@ -8,7 +8,6 @@ from typing import Any, TextIO
 from rich.table import Table
 from rich.text import Text
 
-from lowtide.reporting.sampling import highest_of_each
 from lowtide.reporting.sheet import Sheet, console_for
 from lowtide.step.format import format_bytes, format_percent, format_seconds
 from lowtide.step.names import KIND_NAMES, printable, shortened
@@ -195,8 +194,6 @@ def _quantity(value: float, unit: str) -> str:
 
 def _by_column(curve: dict[str, Any], num_runs: int, columns: int) -> list[int]:
     """The highest sample of each column of runs; a column without one repeats."""
-    if curve["run"] and num_runs <= columns and len(curve["run"]) == num_runs:
-        return highest_of_each(curve["live_bytes"], columns)
     found = [-1] * min(columns, max(1, num_runs))
     for run, value in zip(curve["run"], curve["live_bytes"], strict=True):
         column = min(len(found) - 1, int(run * len(found) / max(1, num_runs)))

@@ -30,11 +30,6 @@ class Timeline:
     live_bytes: tuple[int, ...]
     peak_index: int
 
-    @property
-    def peak(self) -> int:
-        """Same as `peak_bytes`."""
-        return self.peak_bytes
-
 
 def simulate(step: StepGraph, schedule: Sequence[Item]) -> Timeline:
     """Peak, time and live bytes of a schedule.

@@ -7,7 +7,7 @@ const tideChart = {
     if (!DATA.tides.length) return;
     $("#tide").hidden = false;
     const over = DATA.tides[0].outline;
-    const measured = DATA.measured ? " The solid line was measured: bytes after each allocation and release." : "";
+    const measured = DATA.measured ? " The solid line was measured." : "";
     $("#tide-about").textContent = (over ? `The dashed line is ${over.label === "baseline" ? "the baseline, with everything kept" : over.label}.` : "") + measured
       + " Drag to zoom, double-click to go back.";
     this.measured = DATA.measured ? openCurve(DATA.measured) : null;
