@@ -7,17 +7,16 @@ module: what each keeps for the backward, and what its ops cost.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from lowtide.errors import InvalidArgumentError, PlanMismatchError
-from lowtide.step.analysis import Share, extra_runs, shares_by
+from lowtide.step.analysis import extra_runs, shares_by
 from lowtide.step.format import aligned, format_bytes, format_percent, format_seconds
 from lowtide.step.graph import StepGraph
-from lowtide.step.names import collapse, pattern_of
+from lowtide.step.names import NO_MODULE, collapse, pattern_of
 from lowtide.step.plan import Plan
-from lowtide.step.schedule import crossing
 from lowtide.step.walk import Walk, walk
 
 ROWS = 8
@@ -138,71 +137,57 @@ def diff(
     )
 
 
-def _two_names(first: str, second: str) -> tuple[str, str]:
+def _labels(first: str, second: str) -> tuple[str, str]:
     return (first, second) if first != second else (f"{first} (A)", f"{second} (B)")
 
 
 def _diff_plans(
     first: Plan, second: Plan, step: StepGraph | None, names: tuple[str, str] | None
 ) -> Diff:
-    for plan in (first, second):
-        if step is not None and plan.fingerprint != step.fingerprint:
-            raise PlanMismatchError(plan.fingerprint, step.fingerprint)
-    again = Change(
-        "ops recomputed", len(first.recomputed), len(second.recomputed), "count"
-    )
-    walks = None
-    if step is not None:
-        walks = walk(step, first.schedule), walk(step, second.schedule)
-        runs = walks[0].num_extra_runs, walks[1].num_extra_runs
-        again = Change("extra runs", *runs, "count")
+    plans, labels = (first, second), names or _labels(first.planner, second.planner)
     changes = [
-        Change("budget", first.budget_bytes, second.budget_bytes, "bytes"),
-        Change("peak", first.peak_bytes, second.peak_bytes, "bytes"),
-        Change("time", first.seconds, second.seconds, "seconds"),
-        Change("overhead", first.overhead, second.overhead, "fraction"),
-        Change("gap", first.proof.gap, second.proof.gap, "fraction"),
-        Change("storages kept", len(first.kept), len(second.kept), "count"),
-        again,
+        Change("budget", *(p.budget_bytes for p in plans), unit="bytes"),
+        Change("peak", *(p.peak_bytes for p in plans), unit="bytes"),
+        Change("time", *(p.seconds for p in plans), unit="seconds"),
+        Change("overhead", *(p.overhead for p in plans), unit="fraction"),
+        Change("gap", *(p.proof.gap for p in plans), unit="fraction"),
+        Change("storages kept", *(len(p.kept) for p in plans), unit="count"),
     ]
     if first.fingerprint != second.fingerprint:
-        changes.insert(
-            0,
-            Change(
-                "baseline peak",
-                first.baseline_peak_bytes,
-                second.baseline_peak_bytes,
-                "bytes",
-            ),
-        )
-    labels = names or _two_names(first.planner, second.planner)
-    parts = (
-        _name_parts(first, second, labels)
-        if walks is None
-        else _plan_parts(*walks, labels)
-    )
-    return Diff(first, second, labels, tuple(changes), tuple(parts), (step, step))
+        peaks = (p.baseline_peak_bytes for p in plans)
+        changes.insert(0, Change("baseline peak", *peaks, unit="bytes"))
+    if step is None:
+        again = (len(p.recomputed) for p in plans)
+        changes.append(Change("ops recomputed", *again, unit="count"))
+        parts = tuple(_name_parts(first, second, labels))
+    else:
+        for plan in plans:
+            if plan.fingerprint != step.fingerprint:
+                raise PlanMismatchError(plan.fingerprint, step.fingerprint)
+        walks = [walk(step, plan.schedule) for plan in plans]
+        again = (w.num_extra_runs for w in walks)
+        changes.append(Change("extra runs", *again, unit="count"))
+        parts = tuple(_plan_parts(step, plans, walks, labels))
+    return Diff(first, second, labels, tuple(changes), parts, (step, step))
 
 
-def _plan_parts(first: Walk, second: Walk, names: tuple[str, str]) -> Iterable[Part]:
-    step = first.step
-    kept = [set(crossing(step, w.ops)) for w in (first, second)]
-    for name, only in ((names[0], kept[0] - kept[1]), (names[1], kept[1] - kept[0])):
-        rows = [
-            (step.ops[step.producers[s][0]].module, 1, float(step.sizes[s]))
-            for s in sorted(only)
-        ]
+def _plan_parts(
+    step: StepGraph,
+    plans: Sequence[Plan],
+    walks: Sequence[Walk],
+    names: tuple[str, str],
+) -> Iterable[Part]:
+    for name, own, other in zip(names, plans, reversed(plans), strict=True):
+        only = sorted(set(own.kept).difference(other.kept))
+        makers = {s: step.ops[step.producers[s][0]] for s in only}
+        rows = [(makers[s].module, 1, step.sizes[s]) for s in only]
         headings = ("module", "storages", "bytes")
         yield from _grouped(f"Kept only by {name}", headings, rows, format_bytes)
-    extra = [extra_runs(w, lambda op: op.id) for w in (first, second)]
-    for name, own, other in ((names[0], *extra), (names[1], *reversed(extra))):
-        rows = [
-            (step.ops[i].module, own[i].num_runs, own[i].seconds)
-            for i in sorted(own)
-            if i not in other
-        ]
-        headings = ("module", "runs", "time")
-        title = f"Recomputed only by {name}"
+    extra = [extra_runs(w, lambda op: op.id) for w in walks]
+    for name, own, other in zip(names, extra, reversed(extra), strict=True):
+        only = sorted(set(own).difference(other))
+        rows = [(step.ops[i].module, own[i].num_runs, own[i].seconds) for i in only]
+        headings, title = ("module", "runs", "time"), f"Recomputed only by {name}"
         yield from _grouped(title, headings, rows, format_seconds)
 
 
@@ -229,75 +214,52 @@ def _grouped(
     groups: dict[str, list[tuple[str, int, float]]] = defaultdict(list)
     for row in rows:
         groups[pattern_of(row[0])].append(row)
-    totals = [
-        (
-            collapse(module for module, _, _ in group) or "(no module)",
-            sum(count for _, count, _ in group),
-            sum(amount for _, _, amount in group),
-        )
-        for group in groups.values()
-    ]
-    totals.sort(key=lambda row: -row[2])
+    totals: list[tuple[float, str, int]] = []
+    for group in groups.values():
+        modules, counts, amounts = zip(*group, strict=True)
+        totals.append((sum(amounts), collapse(modules) or NO_MODULE, sum(counts)))
+    totals.sort(key=lambda total: -total[0])
     if totals:
-        cells = tuple((name, str(n), show(amount)) for name, n, amount in totals)
+        cells = tuple((name, str(count), show(n)) for n, name, count in totals)
         yield Part(title, headings, cells)
 
 
 def _diff_steps(
     first: StepGraph, second: StepGraph, names: tuple[str, str] | None
 ) -> Diff:
-    one, two = _by_pattern(first), _by_pattern(second)
-    saved = (
-        {name: float(share.kept_bytes) for name, share in one.items()},
-        {name: float(share.kept_bytes) for name, share in two.items()},
-    )
-    times = (
-        {name: share.seconds for name, share in one.items()},
-        {name: share.seconds for name, share in two.items()},
-    )
-    peaks = (first.baseline_peak_bytes, second.baseline_peak_bytes)
-    kept = (sum(saved[0].values()), sum(saved[1].values()))
+    steps, labels = (first, second), names or _labels(first.name, second.name)
+    shares = [shares_by(s, lambda op: pattern_of(op.module)) for s in steps]
+    kept = (sum(share.kept_bytes for share in found) for found in shares)
     changes = (
-        Change("ops", len(first.baseline), len(second.baseline), "count"),
-        Change("baseline peak", *peaks, "bytes"),
-        Change("resident", first.resident_bytes, second.resident_bytes, "bytes"),
-        Change("kept for the backward", *kept, "bytes"),
-        Change("time", first.baseline_seconds, second.baseline_seconds, "seconds"),
+        Change("ops", *(len(s.baseline) for s in steps), unit="count"),
+        Change("baseline peak", *(s.baseline_peak_bytes for s in steps), unit="bytes"),
+        Change("resident", *(s.resident_bytes for s in steps), unit="bytes"),
+        Change("kept for the backward", *kept, unit="bytes"),
+        Change("time", *(s.baseline_seconds for s in steps), unit="seconds"),
     )
-    labels = names or _two_names(first.name, second.name)
+    saved = [{share.name: share.kept_bytes for share in found} for found in shares]
+    times = [{share.name: share.seconds for share in found} for found in shares]
     parts = (
-        *_module_part("Kept for the backward", *saved, format_bytes, labels),
-        *_module_part("Time by module", *times, format_seconds, labels),
+        *_module_part("Kept for the backward", saved, format_bytes, labels),
+        *_module_part("Time by module", times, format_seconds, labels),
     )
-    return Diff(first, second, labels, changes, parts, (first, second))
-
-
-def _by_pattern(step: StepGraph) -> dict[str, Share]:
-    found = shares_by(step, lambda op: pattern_of(op.module))
-    return {share.name: share for share in found}
+    return Diff(first, second, labels, changes, parts, steps)
 
 
 def _module_part(
     title: str,
-    one: dict[str, float],
-    two: dict[str, float],
+    amounts: Sequence[Mapping[str, float]],
     show: Callable[[float], str],
     names: tuple[str, str],
 ) -> Iterable[Part]:
-    changed = [m for m in {*one, *two} if one.get(m, 0.0) != two.get(m, 0.0)]
-    changed.sort(key=lambda m: (-abs(two.get(m, 0.0) - one.get(m, 0.0)), m))
+    """What modules take in both, where it differs, the largest difference first."""
+    one, two = amounts
+    pairs = {m: (one.get(m, 0.0), two.get(m, 0.0)) for m in {*one, *two}}
+    changed = [(b - a, m) for m, (a, b) in pairs.items() if a != b]
+    changed.sort(key=lambda row: (-abs(row[0]), row[1]))
     if changed:
         rows = tuple(
-            (
-                m or "(no module)",
-                show(one.get(m, 0.0)),
-                show(two.get(m, 0.0)),
-                _signed(two.get(m, 0.0) - one.get(m, 0.0), show),
-            )
-            for m in changed
+            (m or NO_MODULE, *map(show, pairs[m]), "+" * (more > 0) + show(more))
+            for more, m in changed
         )
         yield Part(title, ("module", *names, "change"), rows)
-
-
-def _signed(value: float, show: Callable[[float], str]) -> str:
-    return ("+" if value > 0 else "") + show(value)

@@ -111,10 +111,10 @@ def _record(step: StepGraph, schedule: Schedule) -> _Recorder:
         recorder.make(s, _frames("", storage.name, storage.kind), storage.kind)
     made = set(step.resident)
     for item in schedule:
-        if type(item) is Run:
+        if isinstance(item, Run):
             _record_run(recorder, item.op, made)
         else:
-            recorder.drop(item.storage)  # type: ignore[union-attr]
+            recorder.drop(item.storage)
     return recorder
 
 
@@ -142,32 +142,12 @@ def _segment(recorder: _Recorder, device: int) -> dict[str, Any]:
     blocks: list[dict[str, Any]] = []
     place = START
     held = sorted(recorder.alive.values())
-
-    def gap(until: int) -> None:
-        if until > place:
-            blocks.append(
-                {
-                    "address": place,
-                    "size": until - place,
-                    "requested_size": 0,
-                    "state": "inactive",
-                    "frames": [],
-                }
-            )
-
-    for address, size, frames in held:
-        gap(address)
-        blocks.append(
-            {
-                "address": address,
-                "size": size,
-                "requested_size": size,
-                "state": "active_allocated",
-                "frames": frames,
-            }
-        )
+    for address, size, frames in (*held, (recorder.arena.end, 0, [])):
+        if address > place:
+            blocks.append(_block(place, address - place, "inactive", []))
+        if size:
+            blocks.append(_block(address, size, "active_allocated", frames))
         place = address + size
-    gap(recorder.arena.end)
     total = sum(size for _, size, _ in held)
     return {
         "device": device,
@@ -182,6 +162,16 @@ def _segment(recorder: _Recorder, device: int) -> dict[str, Any]:
         "is_expandable": False,
         "frames": [],
         "blocks": blocks,
+    }
+
+
+def _block(address: int, size: int, state: str, frames: list[Any]) -> dict[str, Any]:
+    return {
+        "address": address,
+        "size": size,
+        "requested_size": size if state == "active_allocated" else 0,
+        "state": state,
+        "frames": frames,
     }
 
 

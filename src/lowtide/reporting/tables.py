@@ -12,7 +12,7 @@ from typing import Any
 
 from lowtide.step.analysis import extra_runs, fates, maker, peak_of
 from lowtide.step.graph import Op, StepGraph
-from lowtide.step.names import collapse, pattern_of, short_target
+from lowtide.step.names import NO_MODULE, collapse, pattern_of, short_target
 from lowtide.step.walk import Walk
 
 LIFETIME_LIMIT = 200
@@ -113,7 +113,7 @@ def _module_row(
             }
         )
     return {
-        "label": collapse(names) or "(no module)",
+        "label": collapse(names) or NO_MODULE,
         "num_modules": len(names),
         "kept_bytes": total["kept"],
         "recomputed_bytes": total["recomputed"],
