@@ -13,7 +13,7 @@ curve, so the peak is always the sample of a run.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from lowtide.step.graph import KINDS, Phase, StepGraph
 from lowtide.step.plan import Item, Run, Schedule
@@ -143,7 +143,8 @@ class _Tally:
         self.label: dict[int, str] = {}  # of what is alive
         self.since: dict[int, int] = {}
         self.stretches: dict[int, list[Stretch]] = {}
-        self.runs: list[OpRun] = []
+        self.runs: list[tuple[int, bool, float, float, int, int]] = []
+        self.after_bytes: list[int] = []
         self.ran: set[int] = set()
         self.seconds = 0.0
         self.live = step.resident_bytes
@@ -182,9 +183,7 @@ class _Tally:
         begin, self.seconds = self.seconds, self.seconds + op.seconds
         again = number in self.ran or op.standby
         self.ran.add(number)
-        self.runs.append(
-            OpRun(number, again, begin, self.seconds, before, live_bytes, self.live)
-        )
+        self.runs.append((number, again, begin, self.seconds, before, live_bytes))
 
     def free(self, storage: int) -> None:
         size = self.step.sizes[storage]
@@ -201,7 +200,7 @@ class _Tally:
     def _close_run(self) -> None:
         """Note what the last run leaves, now that the frees after it are done."""
         if self.runs:
-            self.runs[-1] = replace(self.runs[-1], after_bytes=self.live)
+            self.after_bytes.append(self.live)
             for kind, column in self.after.items():
                 column.append(self.now[kind])
 
@@ -216,11 +215,14 @@ class _Tally:
             peak_bytes=timeline.peak_bytes,
             peak_run=sum(isinstance(item, Run) for item in until_peak),
             seconds=timeline.seconds,
-            runs=tuple(self.runs),
+            runs=tuple(
+                OpRun(*row, after_bytes=after)
+                for row, after in zip(self.runs, self.after_bytes, strict=True)
+            ),
             by_kind={kind: tuple(column) for kind, column in self.during.items()},
             by_kind_after={kind: tuple(column) for kind, column in self.after.items()},
             stretches={s: tuple(found) for s, found in self.stretches.items()},
-            bands=_bands(self.step, [run.op for run in self.runs]),
+            bands=_bands(self.step, [row[0] for row in self.runs]),
             activation_peak_bytes=self.activation_peak,
         )
 
