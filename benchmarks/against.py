@@ -94,7 +94,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=7)
     parser.add_argument("--methods", default="all")
     options = parser.parse_args()
-    from lowtide.shell.pictures import against_picture
+    from lowtide.reporting.pictures import against_picture
 
     for name in options.models:
         data = run(MODELS[name], options.steps, options.methods)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import lowtide
-from lowtide.reporting.export import policies
+from lowtide.reporting.policies import policies
 from lowtide.step.graph import FOLDED, StepGraph
 from tests.exactness.test_exactness import (
     MODES,

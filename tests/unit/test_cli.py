@@ -160,7 +160,7 @@ def test_golden_profile(folder):
     assert done.code == 0, done.err
     assert "<svg" in (folder / "gpt.svg").read_text()
     check_golden("cli_profile.txt", done.out)
-    assert "the least any plan can reach" in run(*words[:2], cwd=folder).out
+    assert "the lowest peak found" in run(*words[:2], cwd=folder).out
     # Where the table does not fit, the narrower form of the report is shown.
     narrow = run_in_terminal(*words, cwd=folder, columns=60).plain
     assert "Alive at the peak" in narrow

@@ -31,9 +31,9 @@ def test_plans_are_compared_to_the_byte():
     assert changes["time"] == (first.seconds, second.seconds) == (6, 8)
     titles = {p.title: p.rows for p in made.parts}
     # a 16 and b 40 are kept by the one, and made again by f and g in the other.
-    assert titles["Kept only by keep_all"] == (("(no module)", "2", "56 B"),)
+    assert titles["Kept only by keep_all"] == (("(outside modules)", "2", "56 B"),)
     assert titles["Recomputed only by recompute_all"] == (
-        ("(no module)", "2", "2.00 s"),
+        ("(outside modules)", "2", "2.00 s"),
     )
 
 

@@ -6,10 +6,11 @@ from math import inf
 
 import pytest
 
-from lowtide import StepGraph
+from lowtide import StepGraph, export
 from lowtide.errors import InvalidArgumentError
-from lowtide.step.analysis import format_profile, plot_profile
-from lowtide.step.analysis.breakdown import collapse
+from lowtide.reporting.pictures import profile_picture
+from lowtide.step.analysis import format_profile
+from lowtide.step.names import module_group, short_target
 
 STEP = StepGraph.from_text(
     """
@@ -156,7 +157,7 @@ def test_repeated_layers_are_one_row():
     ],
 )
 def test_module_names_collapse(module, depth, expected):
-    assert collapse(module, depth) == expected
+    assert module_group(module, depth) == expected
 
 
 def test_shares_and_op_types():
@@ -188,20 +189,50 @@ def test_the_summary_reads_well():
             "temporaries 8.00",
             "time       8.00 s       forward 3.00 s, backward 5.00 s   (measured)",
             "",
-            "module               x   kept bytes      at peak    seconds"
-            "   bytes/s of recompute",
-            "l.*                 ~2         56 B         72 B     8.00 s"
-            "                 19 B/s  <- cheapest to drop",
-            "(outside modules)    1          0 B          4 B        0 s"
-            "                      -",
+            "module              x  kept bytes  at peak  seconds  bytes/s of recompute",
+            "l.*                ~2        56 B     72 B   8.00 s                19 B/s"
+            "  <- cheapest to drop",
+            "(outside modules)   1         0 B      4 B      0 s                     -",
             "~ the modules under this name do not all run the same ops",
         ]
     )
 
 
-def test_the_picture_is_drawn(tmp_path):
-    pytest.importorskip("matplotlib")
-    for name in ("x.png", "x.svg"):
-        plot_profile(STEP, tmp_path / name)
-        assert (tmp_path / name).stat().st_size > 5000
-    plot_profile(STEP.with_seconds([0.0] * len(STEP.ops)), tmp_path / "untimed.png")
+def test_the_picture_is_drawn():
+    assert profile_picture(STEP, "png")[:4] == b"\x89PNG"
+    # Letters are drawn as curves, so pictures are compared.
+    timed = profile_picture(STEP, "svg")
+    assert timed == profile_picture(STEP, "svg")
+    untimed = STEP.with_seconds([0.0] * len(STEP.ops))
+    assert profile_picture(untimed, "svg") != timed
+    nothing = StepGraph.from_text("resident x 8\n-> x")
+    assert profile_picture(nothing, "svg").startswith(b"<?xml")
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        ("aten.mm.default", "mm"),
+        ("aten::add.Tensor", "add"),
+        ("torch.ops.aten.mul.Tensor", "mul"),
+        ("mylib::scale", "scale"),
+        ("mylib.scale.default", "scale"),
+        ("lowtide::turn", "turn"),
+        ("linear", "linear"),
+        ("aten.mul.Tensor + aten.sum.dim_IntList", "mul + sum"),
+    ],
+)
+def test_every_table_calls_an_op_the_same(target, expected):
+    assert short_target(target) == expected
+
+
+def test_a_spreadsheet_executes_no_name(tmp_path):
+    names = ("=cmd|' /C calc'!A0", "+1+1", "-2+3", "@SUM(1)", "-7")
+    ops = (replace(op, name=n) for op, n in zip(STEP.ops, names, strict=True))
+    step = replace(STEP, ops=tuple(ops))
+    step.to_csv(tmp_path / "ops.csv", "ops")
+    exported = export(step, None, tmp_path / "timeline.csv", to="csv")
+    for path, column in ((tmp_path / "ops.csv", "name"), (exported, "op")):
+        with path.open(newline="") as file:
+            found = [row[column] for row in csv.DictReader(file)]
+        assert found == [*(f"'{name}" for name in names[:4]), "-7"]

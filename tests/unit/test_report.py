@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -10,13 +9,14 @@ from hypothesis import strategies as st
 
 import lowtide
 from lowtide import StepGraph, planners, simulate
+from lowtide.engine.bench.feng import activation_peak_bytes
 from lowtide.errors import InvalidArgumentError, OutputError, PlanMismatchError
 from lowtide.reporting.frontier import bound
-from lowtide.reporting.inputs import Point
-from lowtide.reporting.sampling import highest_of_each, keep_extremes
-from lowtide.reporting.walk import Walk
+from lowtide.reporting.sampling import keep_extremes
+from lowtide.step.analysis import extra_runs, fates, peak_of
 from lowtide.step.names import collapse, pattern_of
-from lowtide.step.schedule import make_plan, with_frees
+from lowtide.step.schedule import from_kept, make_plan, with_frees
+from lowtide.step.walk import walk
 from tests.graphs import GRAPHS
 from tests.report_steps import (
     BATCHES,
@@ -26,6 +26,8 @@ from tests.report_steps import (
     frontier,
     gpt,
     measured,
+    renamed,
+    verified,
 )
 
 
@@ -125,7 +127,6 @@ def test_downsampling_never_loses_the_peak(values, limit):
     assert len(kept) <= max(limit, len(values) if len(values) <= limit else limit + 2)
     assert values.index(max(values)) in kept
     assert min(values[i] for i in kept) == min(values)
-    assert max(highest_of_each(values, limit)) == max(values)
 
 
 def test_a_long_step_is_sampled_with_its_peak(monkeypatch):
@@ -158,8 +159,7 @@ def test_a_bound_holds_for_every_smaller_budget():
 
     def point(budget, seconds):
         proof = replace(plan.proof, bound_seconds=seconds * plan.baseline_seconds)
-        made = replace(plan, budget_bytes=budget, proof=proof)
-        return Point("auto", budget, budget, 0.0, 0.0, made)
+        return replace(plan, budget_bytes=budget, proof=proof)
 
     corners = bound([point(10, 1.1), point(20, 1.25), point(30, 1.0), point(5, 1.3)])
     found = [(c["budget_bytes"], round(c["overhead"], 6)) for c in corners]
@@ -168,7 +168,8 @@ def test_a_bound_holds_for_every_smaller_budget():
 
 def test_measured_and_predicted_stand_side_by_side(whole):
     _, plan, data = whole
-    peak, time = data["fidelity"]["rows"]
+    before, peak, time = data["fidelity"]["rows"]
+    assert before["measured"] == 1.01 * plan.baseline_seconds
     assert (peak["predicted"], peak["measured"]) == (
         plan.peak_bytes,
         plan.peak_bytes + 4096,
@@ -185,15 +186,45 @@ def test_measured_and_predicted_stand_side_by_side(whole):
     assert len(data["batch"]) == len(BATCHES)
 
 
-def test_a_timeline_in_seconds_is_laid_over_the_runs():
+def test_measured_bytes_stand_at_the_runs_that_allocate_them():
     step = StepGraph.from_text(SMALL)
     plan = planners.load("keep_all").plan(step)
-    timed = replace(measured(step, plan), timeline=((5.0, 10), (8.0, 30), (11.0, 20)))
-    line = lowtide.report(step, plan, timed).to_dict()["measured"]
-    # The step takes 6 s: half of the measured time is 3 s, when hb starts (run 4,
-    # after the turn that takes none).
-    assert line["start_seconds"] == [0.0, 3.0, 6.0]
-    assert line["run"] == [0, 4, 5]
+    real = measured(step, plan)
+    # f, g and h make one storage each; the turn d; hb makes db, then b and d go; gb
+    # makes da, then a and db go.
+    assert [b - 4096 for b in real.live_bytes] == [
+        *(24, 64, 68, 72),
+        *(112, 72, 68),
+        *(84, 68, 28),
+    ]
+    line = lowtide.report(step, plan, real).to_dict()["measured"]
+    assert line["run"] == [0, 1, 2, 3, 4, 4, 4, 5, 5, 5]
+    assert line["peak_bytes"] == plan.peak_bytes + 4096
+    assert line["start_seconds"] == [0, 1, 2, 3, 3, 3, 3, 4, 4, 4]
+    # A real step allocates a little more often, and still ends at the last run.
+    longer = replace(real, live_bytes=real.live_bytes * 3)
+    line = lowtide.report(step, plan, longer).to_dict()["measured"]
+    assert (line["run"][0], line["run"][-1]) == (0, 5)
+    assert line["run"] == sorted(line["run"])
+
+
+def test_only_the_shown_schedules_measurement_is_drawn_over_it():
+    step = StepGraph.from_text(SMALL)
+    plan = planners.load("recompute_all").plan(step)
+    real = {"baseline": measured(step, planners.load("keep_all").plan(step))}
+    assert lowtide.report(step, plan, real).to_dict()["measured"] is None
+    assert lowtide.report(step, real).to_dict()["measured"] is not None
+    without = replace(real["baseline"], live_bytes=())
+    assert lowtide.report(step, without).to_dict()["measured"] is None
+
+
+def test_a_verification_brings_its_measurement():
+    step = gpt(1)
+    plan = dropping(step, 0.5)
+    found = replace(verified(plan), measured=measured(step, plan), loss_equal=False)
+    data = lowtide.report(step, plan, found).to_dict()
+    assert cards(data)["measured"] == plan.peak_bytes + 4096
+    assert data["fidelity"]["checks"][0] == {"name": "loss", "equal": False}
 
 
 def test_data_is_plain():
@@ -239,17 +270,16 @@ def test_what_cannot_be_shown_is_refused():
 
 def test_a_frontier_alone_shows_its_knee():
     step = gpt(2)
-    points = frontier(step).points
-    data = lowtide.report(step, frontier(step)).to_dict()
-    cheap = [p.peak_bytes for p in points if p.overhead <= 0.1]
-    assert cards(data)["peak"] == min(cheap)
+    made = frontier(step)
+    data = lowtide.report(step, made).to_dict()
+    assert cards(data)["peak"] == made.knee.peak_bytes
 
 
 def test_a_plan_that_is_best_for_two_budgets_is_one_point():
     step = gpt(2)
     points = frontier(step).points
     wider = replace(points[2], budget_bytes=10 * points[2].budget_bytes)
-    made = SimpleNamespace(points=(*points, wider), knee=points[3], planner="auto")
+    made = replace(frontier(step), points=(*points, wider), knee=points[3])
     data = lowtide.report(step, made).to_dict()
     assert len(data["frontier"]["points"]) == len(points)
     assert cards(data)["peak"] == points[3].peak_bytes
@@ -302,9 +332,74 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
 @pytest.mark.parametrize("step", GRAPHS, ids=lambda g: g.name)
 def test_walks_agree_with_the_simulator(step):
     plan = planners.load("recompute_all").plan(step)
-    walk = Walk(step, plan.schedule)
+    walked = walk(step, plan.schedule)
     timeline = simulate(step, plan.schedule)
-    assert max(walk.live_bytes) == walk.peak_bytes == timeline.peak_bytes
-    assert walk.positions[walk.peak_run] == timeline.peak_index
-    alive, moment = walk.alive_at(walk.peak_run)
-    assert sum(step.sizes[s] for s in alive) + moment == timeline.peak_bytes
+    assert max(walked.live_bytes) == walked.peak_bytes == timeline.peak_bytes
+    assert walked.live_bytes[walked.peak_run] == timeline.peak_bytes
+    assert walked.live_bytes.index(timeline.peak_bytes) == walked.peak_run
+    peak = peak_of(walked)
+    assert sum(peak.by_kind().values()) == timeline.peak_bytes
+    extra = extra_runs(walked, lambda op: op.id)
+    assert sum(e.num_runs for e in extra.values()) == walked.num_extra_runs
+    assert set(extra) == set(plan.recomputed)
+    words = {fate.storage: fate.word for fate in fates(walked)}
+    assert {s for s, w in words.items() if w in ("kept", "both")} == set(plan.kept)
+
+
+def test_standby_runs_are_extra_runs():
+    step = StepGraph.from_text("""
+        resident x 8
+        a     = f(x)           16 bytes 1 s
+        b, m  = g(a)           40 4 bytes 2 s  random
+        b     = g_again(a, m)  40 bytes 4 s  standby
+        c     = h(b)           8 bytes  1 s
+        turn(c) -> d           4 bytes
+        da    = gb(a, b, d)    16 bytes 2 s
+        -> da
+    """)
+    # b is dropped and a is kept: the replay is the only run that the baseline has not.
+    plan = make_plan(step, from_kept(step, {1, 3}), planner="by hand")
+    walked = walk(step, plan.schedule)
+    extra = extra_runs(walked, lambda op: op.name)
+    assert {name: (e.num_runs, e.seconds) for name, e in extra.items()} == {
+        "g_again": (1, 4.0)
+    }
+    assert plan.seconds - plan.baseline_seconds == 4.0
+    assert "1 extra run\n" in str(lowtide.report(step, plan))
+
+
+def test_the_activation_peak_leaves_scratch_out_as_a_ledger_does():
+    step = StepGraph.from_text("""
+        resident x 8
+        a  = f(x)        16 bytes 1 s  scratch 1000
+        turn(a) -> d     4 bytes
+        da = fb(a, d)    16 bytes 1 s
+        -> da
+    """)
+    # a 16 + d 4; x is resident, da an output, and the scratch is inside of f.
+    data = lowtide.report(step).to_dict()
+    assert cards(data)["within"] == activation_peak_bytes(step) == 20
+    assert cards(data)["baseline"] == 8 + 16 + 1000
+
+
+def test_a_name_of_a_megabyte_makes_a_small_page():
+    step = renamed(gpt(2), 1_000_000 * "n")
+    made = lowtide.report(step, dropping(gpt(2), 0.5), frontier(step))
+    assert len(made.to_html()) < 1_000_000
+    assert len(str(made)) < 100_000
+
+
+def test_records_are_shown_in_a_line():
+    step = gpt(6)
+    plan = dropping(step, 0.6)
+    assert repr(plan) == (
+        "<Plan of gpt by auto: peak 7.22 MiB of 12.17 MiB, +31.7 % time, 6 kept, "
+        "109 recomputed>"
+    )
+    found = verified(plan)
+    said = repr(found)
+    assert said == f"<Verification of {plan!r}: all equal, 12 gradients among them>"
+    wrong = replace(found, differences=("loss: 1.0 against 2.0", "buffer b: 1"))
+    assert repr(wrong).endswith(": loss: 1.0 against 2.0 and 1 more>")
+    assert len(repr(measured(step, plan))) < 300
+    assert len(repr(frontier(step))) < 2000

@@ -10,7 +10,8 @@ import pytest
 import lowtide
 from lowtide import planners
 from lowtide.errors import InvalidArgumentError, MissingPackageError, OutputError
-from lowtide.reporting.export import FORMS, chrome_trace, policies, policy_file
+from lowtide.reporting.export import FORMS, chrome_trace
+from lowtide.reporting.policies import policies, policy_file
 from lowtide.reporting.snapshot import snapshot
 from tests.graphs import GRAPHS, chain, random_dag
 from tests.report_steps import dropping, everything, gpt
@@ -206,7 +207,7 @@ def test_unknown_forms_and_existing_files_are_refused(tmp_path):
 
 def test_pictures_of_every_chart(tmp_path):
     made = lowtide.report(*everything(gpt(2)))
-    names = "tide frontier lifetimes batch fidelity search".split()
+    names = "tide frontier lifetimes batch search".split()
     written = made.save_plots(tmp_path / "svg")
     assert [p.name for p in written] == [f"{n}.svg" for n in names]
     assert all(p.read_text().startswith("<?xml") for p in written)

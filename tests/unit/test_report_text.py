@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import lowtide
-from lowtide.reporting.text import plain, render_text, sparkline
+from lowtide.reporting.text import render_text, sparkline
+from lowtide.step.names import printable
 from tests.report_steps import dropping, everything, gpt, renamed
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -75,7 +76,7 @@ def test_names_are_shown_as_they_are(word):
     step = renamed(gpt(2), word)
     text = str(lowtide.report(step))
     assert "\x1b" not in text
-    assert plain(word) in text.replace("\n", "")
+    assert printable(word) in text.replace("\n", "")
 
 
 def test_sparkline_reaches_its_top_only_at_the_top():

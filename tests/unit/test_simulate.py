@@ -9,7 +9,8 @@ import pytest
 from lowtide import Free, Run, StepGraph, simulate
 from lowtide.errors import InvalidScheduleError
 from lowtide.step.schedule import with_frees
-from lowtide.step.simulate import LiveBytes, live_by_kind
+from lowtide.step.simulate import LiveBytes
+from lowtide.step.walk import walk
 
 # While hb runs: x 8 + a 16 + b 40 + c 4 + db 40 = 108. Without a: 92.
 PLAIN = StepGraph.from_text("""
@@ -141,11 +142,17 @@ def test_kinds_add_up_and_recomputed_storages_are_told_apart() -> None:
     f, g, again, h, turn, gb = map(Run, range(6))
     schedule = [f, g, Free(1), h, Free(2), turn, f, again, Free(3), gb]
     timeline = simulate(TURNING, schedule)
-    kinds = live_by_kind(TURNING, schedule)
-    for index, live in enumerate(timeline.live_bytes):
-        assert sum(column[index] for column in kinds.values()) == live
-    assert kinds["recomputed"][-1] == 16 + 40
-    assert kinds["temporary"][3] == 100
+    walked = walk(TURNING, schedule)
+    runs = [i for i, item in enumerate(schedule) if isinstance(item, Run)]
+    for run, index in enumerate(runs):
+        total = sum(column[run] for column in walked.by_kind.values())
+        assert total == walked.runs[run].live_bytes == timeline.live_bytes[index]
+    left = [
+        sum(columns) for columns in zip(*walked.by_kind_after.values(), strict=True)
+    ]
+    assert left == [run.after_bytes for run in walked.runs]
+    assert walked.by_kind["recomputed"][-1] == 16 + 40
+    assert walked.by_kind["temporary"][2] == 100
 
 
 def test_live_bytes_agrees_with_adding_one_by_one() -> None:

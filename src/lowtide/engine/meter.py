@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,7 +53,7 @@ class Measurement:
     samples: tuple[float, ...]
     baseline_seconds: float
     resident_bytes: int
-    live_bytes: tuple[int, ...] = ()
+    live_bytes: tuple[int, ...] = field(default=(), repr=False)
 
     @property
     def ratio(self) -> float:

@@ -15,7 +15,7 @@ from lowtide.errors import VerificationError
 from lowtide.step.plan import Plan
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Verification:
     """Whether a planned step gives the numbers of the plain one.
 
@@ -31,6 +31,13 @@ class Verification:
     differences: tuple[str, ...]
     plan: Plan
     measured: Measurement | None = None
+
+    def __repr__(self) -> str:
+        result = f"all equal, {self.num_gradients} gradients among them"
+        if self.differences:
+            more = f" and {len(self.differences) - 1} more"
+            result = self.differences[0] + more * (len(self.differences) > 1)
+        return f"<Verification of {self.plan!r}: {result}>"
 
     @property
     def ok(self) -> bool:

@@ -88,7 +88,7 @@ class Report:
         self, folder: str | Path, *, form: str = "svg", force: bool = False
     ) -> list[Path]:
         """Write each chart as a picture (`svg`, `png` or `pdf`); needs matplotlib."""
-        from lowtide.reporting.plots import save_plots
+        from lowtide.reporting.pictures import save_plots
 
         return save_plots(self.data, Path(folder), form=form, force=force)
 

@@ -5,79 +5,50 @@ from __future__ import annotations
 from typing import Any
 
 from lowtide.reporting import tables
-from lowtide.reporting.data import card, head, ops_of
+from lowtide.reporting.cards import card
+from lowtide.reporting.data import ops_of, report_data
 from lowtide.reporting.diff import Diff
-from lowtide.reporting.tide import FULL_LIMIT, KIND_NAMES, outline, tide
-from lowtide.reporting.walk import Walk
+from lowtide.reporting.tide import FULL_LIMIT, outline, tide
 from lowtide.step.format import format_bytes
 from lowtide.step.graph import StepGraph
+from lowtide.step.names import with_short_names
 from lowtide.step.plan import Plan
-from lowtide.step.schedule import with_frees
+from lowtide.step.schedule import walk_baseline
+from lowtide.step.walk import Walk, walk
 
 
 def build_diff(diff: Diff, *, title: str = "", command: str = "") -> dict[str, Any]:
     """The data of a report that shows two plans, or two steps, over each other."""
-    walks = [
-        _walk(t, s) for t, s in zip((diff.first, diff.second), diff.steps, strict=True)
-    ]
-    first, second = walks
-    tides: list[dict[str, Any]] = []
-    ops = ops_of(None)
-    if first is not None and second is not None:
-        chart = tide(second, label=diff.names[1])
-        chart["budget_bytes"] = getattr(diff.second, "budget_bytes", 0)
-        chart["overhead"] = getattr(diff.second, "overhead", 0.0)
-        chart["outline"] = outline(
-            first, second, label=diff.names[0], limit=FULL_LIMIT // 10
-        )
-        tides, ops = [chart], ops_of(second.step)
-    return {
-        **head(
-            title or f"{diff.names[0]} and {diff.names[1]}",
-            getattr(diff.second, "fingerprint", ""),
-            command,
-        ),
+    sections: dict[str, Any] = {
         "is_profile": isinstance(diff.first, StepGraph),
         "headline": _headline(diff),
         "cards": _cards(diff),
-        "kinds": [
-            {"kind": k, "name": n}
-            for k, n in KIND_NAMES.items()
-            if any(k in t["by_kind"] for t in tides)
-        ],
-        "ops": ops,
-        "tides": tides,
-        "measured": None,
-        "frontier": None,
-        "lifetimes": tables.lifetimes(second) if second and tides else [],
-        "modules": [],
-        "recompute_by_op": [],
-        "peak": tables.at_peak(second) if second and tides else None,
-        "batch": [],
-        "fidelity": None,
-        "search": None,
         "diff": {
             "names": list(diff.names),
             "rows": [
-                dict(
-                    zip(
-                        ("name", "first", "second", "change"),
-                        (c.name, *c.texts),
-                        strict=True,
-                    )
-                )
+                {"name": c.name, "first": first, "second": second, "change": change}
                 for c in diff.changes
+                for first, second, change in (c.texts,)
             ],
             "parts": diff.to_dict()["parts"],
         },
-        "notes": [],
     }
+    first, second = map(_walk, (diff.first, diff.second), diff.steps)
+    if first is not None and second is not None and first.runs and second.runs:
+        plan = diff.second if isinstance(diff.second, Plan) else None
+        over = outline(first, second, label=diff.names[0], limit=FULL_LIMIT // 10)
+        sections["tides"] = [tide(second, label=diff.names[1], plan=plan, over=over)]
+        sections["ops"] = ops_of(second.step.ops)
+        sections["lifetimes"] = tables.lifetimes(second)
+        sections["peak"] = tables.at_peak(second)
+    name = title or f"{diff.names[0]} and {diff.names[1]}"
+    return report_data(name, diff.second.fingerprint, command, sections)
 
 
 def _walk(thing: Plan | StepGraph, step: StepGraph | None) -> Walk | None:
-    if isinstance(thing, Plan):
-        return None if step is None else Walk(step, thing.schedule)
-    return Walk(thing, with_frees(thing, thing.baseline))
+    if isinstance(thing, StepGraph):
+        return walk_baseline(with_short_names(thing))
+    return None if step is None else walk(with_short_names(step), thing.schedule)
 
 
 def _headline(diff: Diff) -> str:

@@ -7,16 +7,17 @@ module: what each keeps for the backward, and what its ops cost.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from lowtide.errors import InvalidArgumentError, PlanMismatchError
-from lowtide.step.format import format_bytes, format_percent, format_seconds
+from lowtide.step.analysis import extra_runs, shares_by
+from lowtide.step.format import aligned, format_bytes, format_percent, format_seconds
 from lowtide.step.graph import StepGraph
-from lowtide.step.names import collapse, pattern_of
+from lowtide.step.names import NO_MODULE, collapse, pattern_of
 from lowtide.step.plan import Plan
-from lowtide.step.schedule import saved_by_baseline
+from lowtide.step.walk import Walk, walk
 
 ROWS = 8
 
@@ -78,11 +79,11 @@ class Diff:
         return not self.parts and all(c.first == c.second for c in self.changes)
 
     def __str__(self) -> str:
-        lines = _table(
+        lines = aligned(
             ("", *self.names, "change"), [(c.name, *c.texts) for c in self.changes]
         )
         for part in self.parts:
-            lines += ["", part.title, *_table(part.headings, part.rows[:ROWS])]
+            lines += ["", part.title, *aligned(part.headings, part.rows[:ROWS])]
             if len(part.rows) > ROWS:
                 lines.append(f"and {len(part.rows) - ROWS} more")
         if self.is_empty:
@@ -94,15 +95,7 @@ class Diff:
         return {
             "lowtide": "diff",
             "names": list(self.names),
-            "changes": [
-                {
-                    "name": c.name,
-                    "first": c.first,
-                    "second": c.second,
-                    "unit": c.unit,
-                }
-                for c in self.changes
-            ],
+            "changes": [asdict(change) for change in self.changes],
             "parts": [
                 {
                     "title": p.title,
@@ -144,72 +137,58 @@ def diff(
     )
 
 
-def _two_names(first: str, second: str) -> tuple[str, str]:
+def _labels(first: str, second: str) -> tuple[str, str]:
     return (first, second) if first != second else (f"{first} (A)", f"{second} (B)")
 
 
 def _diff_plans(
     first: Plan, second: Plan, step: StepGraph | None, names: tuple[str, str] | None
 ) -> Diff:
-    for plan in (first, second):
-        if step is not None and plan.fingerprint != step.fingerprint:
-            raise PlanMismatchError(plan.fingerprint, step.fingerprint)
+    plans, labels = (first, second), names or _labels(first.planner, second.planner)
     changes = [
-        Change("budget", first.budget_bytes, second.budget_bytes, "bytes"),
-        Change("peak", first.peak_bytes, second.peak_bytes, "bytes"),
-        Change("time", first.seconds, second.seconds, "seconds"),
-        Change("overhead", first.overhead, second.overhead, "fraction"),
-        Change("gap", first.proof.gap, second.proof.gap, "fraction"),
-        Change("storages kept", len(first.kept), len(second.kept), "count"),
-        Change(
-            "ops recomputed", len(first.recomputed), len(second.recomputed), "count"
-        ),
+        Change("budget", *(p.budget_bytes for p in plans), unit="bytes"),
+        Change("peak", *(p.peak_bytes for p in plans), unit="bytes"),
+        Change("time", *(p.seconds for p in plans), unit="seconds"),
+        Change("overhead", *(p.overhead for p in plans), unit="fraction"),
+        Change("gap", *(p.proof.gap for p in plans), unit="fraction"),
+        Change("storages kept", *(len(p.kept) for p in plans), unit="count"),
     ]
     if first.fingerprint != second.fingerprint:
-        changes.insert(
-            0,
-            Change(
-                "baseline peak",
-                first.baseline_peak_bytes,
-                second.baseline_peak_bytes,
-                "bytes",
-            ),
-        )
-    labels = names or _two_names(first.planner, second.planner)
-    parts = (
-        _plan_parts(first, second, step, labels)
-        if first.fingerprint == second.fingerprint
-        else _name_parts(first, second, labels)
-    )
-    return Diff(first, second, labels, tuple(changes), tuple(parts), (step, step))
+        peaks = (p.baseline_peak_bytes for p in plans)
+        changes.insert(0, Change("baseline peak", *peaks, unit="bytes"))
+    if step is None:
+        again = (len(p.recomputed) for p in plans)
+        changes.append(Change("ops recomputed", *again, unit="count"))
+        parts = tuple(_name_parts(first, second, labels))
+    else:
+        for plan in plans:
+            if plan.fingerprint != step.fingerprint:
+                raise PlanMismatchError(plan.fingerprint, step.fingerprint)
+        walks = [walk(step, plan.schedule) for plan in plans]
+        again = (w.num_extra_runs for w in walks)
+        changes.append(Change("extra runs", *again, unit="count"))
+        parts = tuple(_plan_parts(step, plans, walks, labels))
+    return Diff(first, second, labels, tuple(changes), parts, (step, step))
 
 
 def _plan_parts(
-    first: Plan, second: Plan, step: StepGraph | None, names: tuple[str, str]
+    step: StepGraph,
+    plans: Sequence[Plan],
+    walks: Sequence[Walk],
+    names: tuple[str, str],
 ) -> Iterable[Part]:
-    if step is None:
-        yield from _name_parts(first, second, names)
-        return
-    for title, ids in (
-        (f"Kept only by {names[0]}", set(first.kept) - set(second.kept)),
-        (f"Kept only by {names[1]}", set(second.kept) - set(first.kept)),
-    ):
-        found = {s: step.sizes[s] for s in ids}
-        modules = {s: step.ops[step.producers[s][0]].module for s in ids}
-        yield from _grouped(title, "storages", found, modules, format_bytes, "bytes")
-    for title, ids in (
-        (
-            f"Recomputed only by {names[0]}",
-            set(first.recomputed) - set(second.recomputed),
-        ),
-        (
-            f"Recomputed only by {names[1]}",
-            set(second.recomputed) - set(first.recomputed),
-        ),
-    ):
-        times = {i: step.ops[i].seconds for i in ids}
-        modules = {i: step.ops[i].module for i in ids}
-        yield from _grouped(title, "ops", times, modules, format_seconds, "time")
+    for name, own, other in zip(names, plans, reversed(plans), strict=True):
+        only = sorted(set(own.kept).difference(other.kept))
+        makers = {s: step.ops[step.producers[s][0]] for s in only}
+        rows = [(makers[s].module, 1, step.sizes[s]) for s in only]
+        headings = ("module", "storages", "bytes")
+        yield from _grouped(f"Kept only by {name}", headings, rows, format_bytes)
+    extra = [extra_runs(w, lambda op: op.id) for w in walks]
+    for name, own, other in zip(names, extra, reversed(extra), strict=True):
+        only = sorted(set(own).difference(other))
+        rows = [(step.ops[i].module, own[i].num_runs, own[i].seconds) for i in only]
+        headings, title = ("module", "runs", "time"), f"Recomputed only by {name}"
+        yield from _grouped(title, headings, rows, format_seconds)
 
 
 def _name_parts(first: Plan, second: Plan, names: tuple[str, str]) -> Iterable[Part]:
@@ -224,108 +203,63 @@ def _name_parts(first: Plan, second: Plan, names: tuple[str, str]) -> Iterable[P
 
 def _grouped(
     title: str,
-    noun: str,
-    amounts: dict[int, Any],
-    modules: dict[int, str],
+    headings: tuple[str, ...],
+    rows: Iterable[tuple[str, int, float]],
     show: Callable[[float], str],
-    heading: str,
 ) -> Iterable[Part]:
-    """One row for each pattern of modules, the largest amount first."""
-    groups: dict[str, list[int]] = defaultdict(list)
-    for number in sorted(amounts):
-        groups[pattern_of(modules[number])].append(number)
-    if not groups:
-        return
-    ranked = sorted(groups.values(), key=lambda ids: -sum(amounts[i] for i in ids))
-    rows = tuple(
-        (
-            collapse(modules[i] for i in ids) or "(no module)",
-            str(len(ids)),
-            show(sum(amounts[i] for i in ids)),
-        )
-        for ids in ranked
-    )
-    yield Part(title, ("module", noun, heading), rows)
+    """One row for each pattern of modules, the largest amount first.
+
+    Rows are a module, a count and an amount.
+    """
+    groups: dict[str, list[tuple[str, int, float]]] = defaultdict(list)
+    for row in rows:
+        groups[pattern_of(row[0])].append(row)
+    totals: list[tuple[float, str, int]] = []
+    for group in groups.values():
+        modules, counts, amounts = zip(*group, strict=True)
+        totals.append((sum(amounts), collapse(modules) or NO_MODULE, sum(counts)))
+    totals.sort(key=lambda total: -total[0])
+    if totals:
+        cells = tuple((name, str(count), show(n)) for n, name, count in totals)
+        yield Part(title, headings, cells)
 
 
 def _diff_steps(
     first: StepGraph, second: StepGraph, names: tuple[str, str] | None
 ) -> Diff:
-    saved = [sum(s.sizes[i] for i in saved_by_baseline(s)) for s in (first, second)]
+    steps, labels = (first, second), names or _labels(first.name, second.name)
+    shares = [shares_by(s, lambda op: pattern_of(op.module)) for s in steps]
+    kept = (sum(share.kept_bytes for share in found) for found in shares)
     changes = (
-        Change("ops", len(first.baseline), len(second.baseline), "count"),
-        Change(
-            "baseline peak",
-            first.baseline_peak_bytes,
-            second.baseline_peak_bytes,
-            "bytes",
-        ),
-        Change("resident", first.resident_bytes, second.resident_bytes, "bytes"),
-        Change("kept for the backward", saved[0], saved[1], "bytes"),
-        Change("time", first.baseline_seconds, second.baseline_seconds, "seconds"),
+        Change("ops", *(len(s.baseline) for s in steps), unit="count"),
+        Change("baseline peak", *(s.baseline_peak_bytes for s in steps), unit="bytes"),
+        Change("resident", *(s.resident_bytes for s in steps), unit="bytes"),
+        Change("kept for the backward", *kept, unit="bytes"),
+        Change("time", *(s.baseline_seconds for s in steps), unit="seconds"),
     )
-    labels = names or _two_names(first.name, second.name)
-    parts = [
-        *_module_part(
-            "Kept for the backward", first, second, _saved, format_bytes, labels
-        ),
-        *_module_part(
-            "Time by module", first, second, _seconds, format_seconds, labels
-        ),
-    ]
-    return Diff(first, second, labels, changes, tuple(parts), (first, second))
-
-
-def _saved(step: StepGraph) -> dict[str, float]:
-    found: dict[str, float] = defaultdict(float)
-    for s in saved_by_baseline(step):
-        found[pattern_of(step.ops[step.producers[s][0]].module)] += step.sizes[s]
-    return found
-
-
-def _seconds(step: StepGraph) -> dict[str, float]:
-    found: dict[str, float] = defaultdict(float)
-    for number in step.baseline:
-        found[pattern_of(step.ops[number].module)] += step.ops[number].seconds
-    return found
+    saved = [{share.name: share.kept_bytes for share in found} for found in shares]
+    times = [{share.name: share.seconds for share in found} for found in shares]
+    parts = (
+        *_module_part("Kept for the backward", saved, format_bytes, labels),
+        *_module_part("Time by module", times, format_seconds, labels),
+    )
+    return Diff(first, second, labels, changes, parts, steps)
 
 
 def _module_part(
     title: str,
-    first: StepGraph,
-    second: StepGraph,
-    measure: Callable[[StepGraph], dict[str, float]],
+    amounts: Sequence[Mapping[str, float]],
     show: Callable[[float], str],
     names: tuple[str, str],
 ) -> Iterable[Part]:
-    one, two = measure(first), measure(second)
-    changed = [m for m in {*one, *two} if one.get(m, 0.0) != two.get(m, 0.0)]
-    changed.sort(key=lambda m: (-abs(two.get(m, 0.0) - one.get(m, 0.0)), m))
+    """What modules take in both, where it differs, the largest difference first."""
+    one, two = amounts
+    pairs = {m: (one.get(m, 0.0), two.get(m, 0.0)) for m in {*one, *two}}
+    changed = [(b - a, m) for m, (a, b) in pairs.items() if a != b]
+    changed.sort(key=lambda row: (-abs(row[0]), row[1]))
     if changed:
         rows = tuple(
-            (
-                m or "(no module)",
-                show(one.get(m, 0.0)),
-                show(two.get(m, 0.0)),
-                _signed(two.get(m, 0.0) - one.get(m, 0.0), show),
-            )
-            for m in changed
+            (m or NO_MODULE, *map(show, pairs[m]), "+" * (more > 0) + show(more))
+            for more, m in changed
         )
         yield Part(title, ("module", *names, "change"), rows)
-
-
-def _signed(value: float, show: Callable[[float], str]) -> str:
-    return ("+" if value > 0 else "") + show(value)
-
-
-def _table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
-    """Aligned columns: the first to the left, the others to the right."""
-    table = [list(headings), *(list(r) for r in rows)]
-    widths = [max(len(r[c]) for r in table) for c in range(len(table[0]))]
-    return [
-        "  ".join(
-            cell.rjust(w) if c else cell.ljust(w)
-            for c, (cell, w) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in table
-    ]

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 from lowtide.errors import BudgetTooSmallError, InvalidArgumentError
 from lowtide.planners import load
+from lowtide.step.analysis import fates, peak_of
 from lowtide.step.format import format_bytes, format_percent, format_seconds
 from lowtide.step.graph import StepGraph
-from lowtide.step.plan import Item, Plan, Run
-from lowtide.step.schedule import missing_cone, with_frees
-from lowtide.step.simulate import simulate
+from lowtide.step.plan import Plan, Schedule
+from lowtide.step.schedule import missing_cone, walk_baseline
+from lowtide.step.walk import Walk, walk
 
 MORE_BUDGET = 1.05
 
@@ -25,8 +26,8 @@ MORE_BUDGET = 1.05
 class Fate:
     """What a plan does with one storage.
 
-    `fate` is "resident", "output", "kept" (held over the turn), "recomputed" (made more
-    than once) or "brief" (made once, dead before the turn). `remake_seconds` is what it
+    `fate` is "output", or else the word of `lowtide.step.analysis.Fate`: "resident",
+    "kept" over the turn, "recomputed", "both" or "brief". `remake_seconds` is what it
     takes to make it again where the backward first needs it: spent by the plan if it
     recomputes, saved if it keeps.
     """
@@ -72,8 +73,8 @@ def explain(
     more = _with_more(step, plan, time_limit)
     return Explanation(
         what=what,
-        fates=fates(step, plan.schedule, storages),
-        fates_with_more=fates(step, more.schedule, storages),
+        fates=_fates(step, plan.schedule, storages),
+        fates_with_more=_fates(step, more.schedule, storages),
         budget_bytes=plan.budget_bytes,
         peak_bytes=plan.peak_bytes,
         overhead=plan.overhead,
@@ -110,39 +111,31 @@ def _asked(step: StepGraph, what: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def fates(
-    step: StepGraph, schedule: Sequence[Item], storages: Sequence[int]
+def _fates(
+    step: StepGraph, schedule: Schedule, storages: Sequence[int]
 ) -> tuple[Fate, ...]:
     """What a schedule does with these storages."""
-    baseline = with_frees(step, step.baseline)
-    at_baseline_peak = _alive_at_peak(step, baseline)
-    at_peak = _alive_at_peak(step, schedule)
-    makings = [0] * len(step.storages)
-    for item in schedule:
-        if type(item) is Run:
-            for s in step.ops[item.op].writes:
-                makings[s] += 1
-    alive_at_use = _alive_before_backward_use(step, schedule, set(storages))
-    held_over_turn = _held_over_turn(step, schedule)
-    outputs = frozenset(step.outputs)
+    walked = walk(step, schedule)
+    words = fates(walked)
+    at_peak = walked.alive_at(walked.peak_run)
+    baseline = walk_baseline(step)
+    at_baseline_peak = baseline.alive_at(baseline.peak_run)
+    first_use = _first_backward_uses(walked)
+    alive: dict[int, set[int]] = {
+        run: set(walked.alive_at(run)).difference(step.ops[walked.runs[run].op].writes)
+        for run in {first_use[s] for s in storages if s in first_use}
+    }
     found: list[Fate] = []
     for s in storages:
-        if step.storages[s].resident:
-            fate = "resident"
-        elif s in outputs:
-            fate = "output"
-        elif makings[s] > 1:
-            fate = "recomputed"
-        else:
-            fate = "kept" if s in held_over_turn else "brief"
-        cone = missing_cone(step, (s,), alive_at_use.get(s, frozenset()) - {s})
+        there = alive[first_use[s]] - {s} if s in first_use else set[int]()
+        cone = missing_cone(step, (s,), there)
         found.append(
             Fate(
                 storage=s,
                 name=step.storages[s].name,
                 nbytes=step.sizes[s],
-                fate=fate,
-                makings=makings[s],
+                fate="output" if s in step.outputs else words[s].word,
+                makings=words[s].times_made,
                 remake_seconds=sum(step.ops[i].seconds for i in cone),
                 is_at_peak=s in at_peak,
                 is_at_baseline_peak=s in at_baseline_peak,
@@ -151,44 +144,14 @@ def fates(
     return tuple(found)
 
 
-def _alive_at_peak(step: StepGraph, schedule: Sequence[Item]) -> frozenset[int]:
-    peak = simulate(step, schedule).peak_index
-    alive: set[int] = set(step.resident)
-    for item in schedule[: peak + 1]:
-        if type(item) is Run:
-            alive.update(step.ops[item.op].writes)
-        else:
-            alive.discard(item.storage)  # type: ignore[union-attr]
-    return frozenset(alive)
-
-
-def _held_over_turn(step: StepGraph, schedule: Sequence[Item]) -> frozenset[int]:
-    alive: set[int] = set()
-    for item in schedule:
-        if type(item) is not Run:
-            alive.discard(item.storage)  # type: ignore[union-attr]
-        elif item.op == step.turn:
-            return frozenset(alive)
-        else:
-            alive.update(step.ops[item.op].writes)
-    return frozenset()
-
-
-def _alive_before_backward_use(
-    step: StepGraph, schedule: Sequence[Item], asked: set[int]
-) -> dict[int, frozenset[int]]:
-    """For each storage, what is alive just before a backward op first reads it."""
-    alive: set[int] = set(step.resident)
-    found: dict[int, frozenset[int]] = {}
-    for item in schedule:
-        if type(item) is not Run:
-            alive.discard(item.storage)  # type: ignore[union-attr]
-            continue
-        op = step.ops[item.op]
-        if op.phase == "backward":
-            for s in asked.intersection(op.reads):
-                found.setdefault(s, frozenset(alive))
-        alive.update(op.writes)
+def _first_backward_uses(walk: Walk) -> dict[int, int]:
+    """For each storage that the backward reads, the run that reads it first."""
+    found: dict[int, int] = {}
+    for run, number in enumerate(walk.ops):
+        op = walk.step.ops[number]
+        if op.phase == "backward" and op.opens < 0:
+            for s in op.reads:
+                found.setdefault(s, run)
     return found
 
 
@@ -214,7 +177,7 @@ def _sentence(fate: Fate) -> str:
     size, cost = format_bytes(fate.nbytes), format_seconds(fate.remake_seconds)
     head = f"  {fate.name} ({size}) is "
     match fate.fate:
-        case "recomputed":
+        case "recomputed" | "both":
             frees = (
                 f"frees {size} at the baseline's peak"
                 if fate.is_at_baseline_peak and not fate.is_at_peak
@@ -255,23 +218,22 @@ class FloorExplanation:
 
 
 def explain_floor(step: StepGraph, *, most: int = 12) -> FloorExplanation:
-    """What holds the lowest peak that can be reached."""
+    """What holds the lowest peak that our best planner finds."""
     plan = load("auto").plan(step, None)
-    timeline = simulate(step, plan.schedule)
-    item = plan.schedule[timeline.peak_index]
-    op = step.ops[item.op] if type(item) is Run else None
+    peak = peak_of(walk(step, plan.schedule))
+    op = step.ops[peak.op] if peak.op >= 0 else None
     outputs = frozenset(step.outputs)
     rows: list[tuple[str, int, str]] = []
     by_kind: dict[str, int] = {}
-    for s in _alive_at_peak(step, plan.schedule):
-        storage = step.storages[s]
-        if storage.resident or s in outputs:
-            kind = storage.kind if storage.resident else "output " + storage.kind
-            by_kind[kind] = by_kind.get(kind, 0) + step.sizes[s]
+    for s in peak.storages:
+        is_output = s.storage in outputs
+        if is_output or step.storages[s.storage].resident:
+            kind = "output " + s.kind if is_output else s.kind
+            by_kind[kind] = by_kind.get(kind, 0) + s.nbytes
         else:
-            rows.append((storage.name, step.sizes[s], storage.kind))
-    if op is not None and op.scratch_bytes:
-        rows.append((f"scratch of {op.name}", op.scratch_bytes, "temporary"))
+            rows.append((s.name, s.nbytes, s.kind))
+    if op is not None and peak.scratch_bytes:
+        rows.append((f"scratch of {op.name}", peak.scratch_bytes, "temporary"))
     rows += [(f"all of kind {k}", b, "must stay") for k, b in by_kind.items()]
     rows.sort(key=lambda row: (-row[1], row[0]))
     return FloorExplanation(

@@ -1,49 +1,54 @@
-"""Prediction against measurement: peaks, times, the timeline, single ops."""
+"""Prediction against measurement: peaks, times, and live bytes over the step."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from itertools import accumulate
 from typing import Any
 
-from lowtide.reporting.inputs import Inputs
-from lowtide.reporting.sampling import keep_extremes
-from lowtide.reporting.walk import Walk
+from lowtide.reporting.inputs import Inputs, Measured, Verified
+from lowtide.reporting.tide import curve
 from lowtide.step.plan import Plan
+from lowtide.step.walk import Walk
 
 LINE_LIMIT = 4_000
 
 
 def fidelity(inputs: Inputs, plan: Plan) -> dict[str, Any] | None:
     """Predicted and measured numbers side by side, or None if nothing was measured."""
-    rows: list[dict[str, Any]] = []
-    for label, name, peak, seconds in (
-        ("baseline", "baseline", plan.baseline_peak_bytes, plan.baseline_seconds),
-        ("planned", "with the plan", plan.peak_bytes, plan.seconds),
-    ):
-        found = inputs.measured.get(label)
-        if found is not None:
-            rows.append(_row(name, "peak", "bytes", peak, found.peak_bytes))
-            rows.append(_row(name, "time", "seconds", seconds, found.seconds))
-    others = [m for k, m in inputs.measured.items() if k not in ("baseline", "planned")]
-    checks = _checks(inputs.verification)
-    scatter = _scatter(inputs)
-    if not rows and not checks and not scatter and not others:
+    checks = _checks(inputs.verification) if inputs.verification else []
+    if not inputs.measured and not checks:
         return None
-    return {"rows": rows, "checks": checks, "ops": scatter, "rss": _rss(inputs)}
+    rows: list[dict[str, Any]] = []
+    baseline, planned = (inputs.measured.get(k) for k in ("baseline", "planned"))
+    if baseline is not None:
+        peak = (plan.baseline_peak_bytes, baseline.peak_bytes)
+        rows.append(_row("baseline", "peak", "bytes", *peak))
+        times = (plan.baseline_seconds, baseline.seconds)
+        rows.append(_row("baseline", "time", "seconds", *times))
+    elif planned is not None:
+        # A planned step is timed in turns with the unplanned one.
+        times = (plan.baseline_seconds, planned.baseline_seconds)
+        rows.append(_row("baseline", "time", "seconds", *times))
+    if planned is not None:
+        for what, unit, predicted, real in (
+            ("peak", "bytes", plan.peak_bytes, planned.peak_bytes),
+            ("time", "seconds", plan.seconds, planned.seconds),
+        ):
+            rows.append(_row("with the plan", what, unit, predicted, real))
+    return {"rows": rows, "checks": checks, "rss": _rss(inputs)}
 
 
 def _row(
     name: str, what: str, unit: str, predicted: float, measured: float
 ) -> dict[str, Any]:
-    difference = measured / predicted - 1 if predicted else 0.0
     return {
         "name": name,
         "what": what,
         "unit": unit,
         "predicted": predicted,
         "measured": measured,
-        "difference": difference,
+        "difference": measured / predicted - 1 if predicted else 0.0,
     }
 
 
@@ -52,77 +57,49 @@ def _rss(inputs: Inputs) -> list[dict[str, Any]]:
     return [
         {"name": label, "bytes": found.rss_peak_bytes}
         for label, found in inputs.measured.items()
-        if getattr(found, "rss_peak_bytes", None)
+        if found.rss_peak_bytes
     ]
 
 
-_CHECKS = (
-    ("loss_equal", "loss"),
-    ("gradients_equal", "gradients"),
-    ("buffers_equal", "buffers"),
-    ("rng_equal", "random generator"),
-)
-
-
-def _checks(verification: Any) -> list[dict[str, Any]]:
+def _checks(verification: Verified) -> list[dict[str, Any]]:
     """What was compared bit by bit, and whether it was equal."""
-    return [
-        {"name": name, "equal": bool(getattr(verification, attribute))}
-        for attribute, name in _CHECKS
-        if getattr(verification, attribute, None) is not None
-    ]
-
-
-def _scatter(inputs: Inputs) -> list[dict[str, Any]]:
-    """Predicted and measured seconds of each op that was timed alone."""
-    planned = inputs.measured.get("planned", inputs.measured.get("baseline"))
-    timed: Any = getattr(planned, "op_seconds", None)
-    if not timed or inputs.step is None:
-        return []
-    pairs: Iterable[tuple[int, float]] = (
-        timed.items() if isinstance(timed, Mapping) else timed  # type: ignore[assignment]
-    )
-    ops = inputs.step.ops
-    return [
-        {"op": int(i), "predicted": ops[int(i)].seconds, "measured": float(t)}
-        for i, t in pairs
-        if 0 <= int(i) < len(ops)
-    ]
-
-
-def measured_line(inputs: Inputs, walk: Walk) -> dict[str, Any] | None:
-    """The measured live bytes over the step, or None if no timeline was taken.
-
-    A timeline is a list of bytes, one for each run, or of (seconds, bytes). Either is
-    put on both axes: by run where it has one value for each, else by its share of the
-    measured time.
-    """
-    planned = inputs.measured.get("planned", inputs.measured.get("baseline"))
-    timeline: Any = getattr(planned, "timeline", None)
-    if planned is None or not timeline:
-        return None
-    count = len(timeline)
-    if isinstance(timeline[0], int | float):
-        values = [int(b) for b in timeline]
-        shares = [i / count for i in range(count)]
-    else:
-        values = [int(b) for _, b in timeline]
-        first, last = float(timeline[0][0]), float(timeline[-1][0])
-        shares = [(float(t) - first) / ((last - first) or 1.0) for t, _ in timeline]
-    kept = keep_extremes(values, LINE_LIMIT)
-    runs = len(walk.ops)
-    by_run = count == runs and isinstance(timeline[0], int | float)
-    return {
-        "label": "measured",
-        "peak_bytes": planned.peak_bytes,
-        "run": [i if by_run else _run_at(walk, shares[i]) for i in kept],
-        "start_seconds": [
-            walk.starts[i] if by_run else shares[i] * walk.seconds for i in kept
-        ],
-        "live_bytes": [values[i] for i in kept],
+    found = {
+        "loss": verification.loss_equal,
+        "gradients": verification.gradients_equal,
+        "buffers": verification.buffers_equal,
+        "random generator": verification.rng_equal,
     }
+    return [{"name": name, "equal": equal} for name, equal in found.items()]
 
 
-def _run_at(walk: Walk, share: float) -> int:
-    """The place, in runs, at which this share of the predicted time has passed."""
-    return max(0, bisect_right(walk.starts, share * walk.seconds) - 1)
+def measured_line(measured: Measured | None, walk: Walk) -> dict[str, Any] | None:
+    """The measured live bytes as a line over the chart, or None if there are none.
+
+    A measurement has one value for each allocation and release of the real step, in
+    order and without times. The walk predicts how many of them each run has, so a
+    value stands at the run in which the same share of them has happened.
+    """
+    if measured is None or not measured.live_bytes or not walk.runs:
+        return None
+    happened = list(accumulate(_events(walk)))
+    share = (happened[-1] or 1) / len(measured.live_bytes)
+    last = len(walk.runs) - 1
+    places = [
+        min(last, bisect_right(happened, i * share))
+        for i in range(len(measured.live_bytes))
+    ]
+    return curve(walk, measured.live_bytes, places, label="measured", limit=LINE_LIMIT)
+
+
+def _events(walk: Walk) -> list[int]:
+    """For each run, how often bytes are allocated or released: its results, its scratch
+    and what is freed after it."""
+    step = walk.step
+    outputs = frozenset(step.outputs)
+    found = [2 * bool(step.ops[run.op].scratch_bytes) for run in walk.runs]
+    for storage, stretches in walk.stretches.items():
+        if step.sizes[storage]:
+            for stretch in stretches:
+                found[stretch.first] += 1
+                found[stretch.last] += storage not in outputs
+    return found

@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
-from lowtide.reporting.inputs import Inputs, Point
-from lowtide.step.graph import StepGraph
+from lowtide.reporting.inputs import Inputs
 from lowtide.step.plan import Plan
 
 
 def frontier(
-    inputs: Inputs,
-    plan: Plan,
-    step: StepGraph | None,
-    *,
-    charts: Mapping[int, int] | None = None,
+    inputs: Inputs, plan: Plan, charts: Mapping[int, int]
 ) -> dict[str, Any] | None:
-    """Every point known for this step, or None if there is but one.
+    """Every plan known for this step as a point, or None if there is but one.
 
     `charts` says which of the report's tides belongs to the plan with this identity.
     """
-    points = [*inputs.points]
-    given = [p for p in inputs.plans if not any(_is_of(point, p) for point in points)]
-    points.extend(_as_point(p) for p in given)
+    points = [*inputs.frontier]
+    points += [p for p in inputs.plans if not any(_equal(p, q) for q in points)]
     if len(points) + len(inputs.references) < 2:
         return None
-    charts = charts or {}
     rows = [
         {
             "planner": p.planner,
@@ -34,8 +28,8 @@ def frontier(
             "peak_bytes": p.peak_bytes,
             "seconds": p.seconds,
             "overhead": p.overhead,
-            "tide": charts.get(id(p.plan), -1),
-            "is_shown": _is_of(p, plan),
+            "tide": charts.get(id(p), -1),
+            "is_shown": _equal(p, plan),
             "is_best": not any(_beats(q, p) for q in points),
         }
         for p in points
@@ -43,58 +37,38 @@ def frontier(
     rows.sort(key=lambda r: (r["planner"], -r["peak_bytes"], r["seconds"]))
     return {
         "points": rows,
-        "references": [
-            {"name": r.name, "peak_bytes": r.peak_bytes, "overhead": r.overhead}
-            for r in inputs.references
-        ],
+        "references": [asdict(reference) for reference in inputs.references],
         "baseline_peak_bytes": plan.baseline_peak_bytes,
         "resident_bytes": plan.resident_bytes,
         "bound": bound(points),
-        "bound_bytes": max(
-            (p.plan.proof.bound_bytes for p in points if p.plan), default=0
-        ),
+        "bound_bytes": max((p.proof.bound_bytes for p in points), default=0),
     }
 
 
-def _is_of(point: Point, plan: Plan) -> bool:
-    """Whether a point is this plan's."""
-    found = (point.planner, point.peak_bytes, point.seconds)
-    return found == (plan.planner, plan.peak_bytes, plan.seconds)
+def _equal(one: Plan, two: Plan) -> bool:
+    """Whether two plans are one point."""
+    found = (one.planner, one.peak_bytes, one.seconds)
+    return found == (two.planner, two.peak_bytes, two.seconds)
 
 
-def _beats(other: Point, point: Point) -> bool:
-    """Whether another point of the same planner is lower, or faster, and not worse."""
-    if other.planner != point.planner:
+def _beats(other: Plan, plan: Plan) -> bool:
+    """Whether another plan of the same planner is lower, or faster, and not worse."""
+    if other.planner != plan.planner:
         return False
-    one, two = (other.peak_bytes, other.seconds), (point.peak_bytes, point.seconds)
+    one, two = (other.peak_bytes, other.seconds), (plan.peak_bytes, plan.seconds)
     return one != two and one[0] <= two[0] and one[1] <= two[1]
 
 
-def _as_point(plan: Plan) -> Point:
-    return Point(
-        planner=plan.planner,
-        budget_bytes=plan.budget_bytes,
-        peak_bytes=plan.peak_bytes,
-        seconds=plan.seconds,
-        overhead=plan.overhead,
-        plan=plan,
-    )
-
-
-def bound(points: list[Point]) -> list[dict[str, float]]:
+def bound(plans: Sequence[Plan]) -> list[dict[str, float]]:
     """The least overhead proven for each peak: a staircase that rises to the left.
 
     A bound proven for one budget holds for every smaller one, since whatever fits the
     smaller fits the larger.
     """
     proven: dict[int, float] = {}
-    for point in points:
-        plan = point.plan
-        if plan is None or plan.baseline_seconds <= 0:
-            continue
-        least = plan.proof.bound_seconds / plan.baseline_seconds - 1
-        if least > 0:
-            proven[plan.budget_bytes] = max(least, proven.get(plan.budget_bytes, 0.0))
+    for plan in plans:
+        known = proven.get(plan.budget_bytes, 0.0)
+        proven[plan.budget_bytes] = max(known, bound_overhead(plan))
     corners: list[dict[str, float]] = []
     least = 0.0
     for budget in sorted(proven, reverse=True):
@@ -102,6 +76,13 @@ def bound(points: list[Point]) -> list[dict[str, float]]:
             least = proven[budget]
             corners.append({"budget_bytes": budget, "overhead": least})
     return corners
+
+
+def bound_overhead(plan: Plan) -> float:
+    """The least overhead that is proven possible at the plan's budget."""
+    if plan.baseline_seconds <= 0:
+        return 0.0
+    return plan.proof.bound_seconds / plan.baseline_seconds - 1
 
 
 def search(plan: Plan) -> dict[str, Any] | None:
@@ -115,7 +96,7 @@ def search(plan: Plan) -> dict[str, Any] | None:
             {"search_seconds": at, "overhead": seconds / base - 1}
             for at, seconds in proof.history
         ],
-        "bound_overhead": proof.bound_seconds / base - 1,
+        "bound_overhead": bound_overhead(plan),
         "overhead": plan.overhead,
         "search_seconds": max(proof.search_seconds, proof.history[-1][0]),
         "stopped_by": proof.stopped_by,

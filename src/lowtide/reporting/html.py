@@ -50,7 +50,7 @@ def render_html(data: dict[str, Any], out: TextIO, *, only: str = "") -> None:
         "script": _script(),
         "data": _embedded(compact(data)),
     }
-    template = _asset("page.html")
+    template = asset("page.html")
     # In one pass over the template, so that nothing filled in is filled in again.
     pieces = template.split("{{")
     out.write(pieces[0])
@@ -73,18 +73,19 @@ def render_notebook(data: dict[str, Any], out: TextIO) -> None:
 
 
 @cache
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """The text of a file of the page."""
     return (files("lowtide.reporting") / "assets" / name).read_text("utf-8")
 
 
 @cache
 def _style() -> str:
-    return _asset("style.css").replace("{{dark}}", _asset("dark.css").strip())
+    return asset("style.css").replace("{{dark}}", asset("dark.css").strip())
 
 
 @cache
 def _script() -> str:
-    body = "\n".join(_asset(name) for name in _SCRIPTS)
+    body = "\n".join(asset(name) for name in _SCRIPTS)
     return f'(() => {{\n"use strict";\n{body}}})();\n'
 
 

@@ -1,19 +1,21 @@
 """What a report is made from, sorted by what each thing is.
 
-Steps and plans are lowtide's own records. Measurements, frontiers, verifications and
-batch rows come from stages that need torch, which this one does not import: they are
-told apart by their attributes.
+Steps, plans and frontiers are records of stages below this one. Measurements,
+verifications and batch rows come from stages that need torch, which this one does not
+import: the protocols here say what it reads of them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from lowtide.errors import InvalidArgumentError, PlanMismatchError
+from lowtide.planners._sweep import Frontier
 from lowtide.step.graph import StepGraph
+from lowtide.step.names import with_short_names
 from lowtide.step.plan import Plan
 
 
@@ -26,16 +28,35 @@ class Reference:
     overhead: float
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
-    """A point of a frontier, with the planner that found it."""
+@runtime_checkable
+class Measured(Protocol):
+    """What a report reads of a `Measurement`."""
 
-    planner: str
-    budget_bytes: int
     peak_bytes: int
+    rss_peak_bytes: int
     seconds: float
-    overhead: float
-    plan: Plan | None = None
+    baseline_seconds: float
+    live_bytes: Sequence[int]
+
+
+@runtime_checkable
+class Verified(Protocol):
+    """What a report reads of a `Verification`."""
+
+    loss_equal: bool
+    gradients_equal: bool
+    buffers_equal: bool
+    rng_equal: bool
+    measured: Measured | None
+
+
+@runtime_checkable
+class BatchSize(Protocol):
+    """What a report reads of a `BatchRow`."""
+
+    batch: int
+
+    def to_dict(self) -> dict[str, Any]: ...
 
 
 @dataclass(slots=True)
@@ -44,22 +65,24 @@ class Inputs:
 
     step: StepGraph | None = None
     plans: list[Plan] = field(default_factory=list[Plan])
-    points: list[Point] = field(default_factory=list[Point])
+    frontier: list[Plan] = field(default_factory=list[Plan])
     knee: Plan | None = None
-    measured: dict[str, Any] = field(default_factory=dict[str, Any])
-    unlabelled: list[Any] = field(default_factory=list[Any])
-    verification: Any = None
+    measured: dict[str, Measured] = field(default_factory=dict[str, Measured])
+    unlabelled: list[Measured] = field(default_factory=list[Measured])
+    verification: Verified | None = None
     batch: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     references: list[Reference] = field(default_factory=list[Reference])
     notes: list[str] = field(default_factory=list[str])
 
     def label_measurements(self) -> None:
         """Give measurements without a label one: the planned step's is the last."""
-        order = ["planned"] if self.plans or self.points else ["baseline"]
+        order = ["planned"] if self.plans or self.frontier else ["baseline"]
         if len(self.unlabelled) > 1:
             order = ["baseline", "planned"]
         for label, measurement in zip(order, self.unlabelled, strict=False):
             self.measured.setdefault(label, measurement)
+        if self.verification is not None and self.verification.measured is not None:
+            self.measured.setdefault("planned", self.verification.measured)
 
 
 def sort_things(things: Iterable[Any]) -> Inputs:
@@ -69,10 +92,11 @@ def sort_things(things: Iterable[Any]) -> Inputs:
         _take(inputs, thing)
     inputs.label_measurements()
     if inputs.step is not None:
-        for plan in (*inputs.plans, *(p.plan for p in inputs.points if p.plan)):
+        for plan in (*inputs.plans, *inputs.frontier):
             if plan.fingerprint != inputs.step.fingerprint:
                 raise PlanMismatchError(plan.fingerprint, inputs.step.fingerprint)
-    if inputs.step is None and not inputs.plans:
+        inputs.step = with_short_names(inputs.step)
+    elif not inputs.plans:
         raise InvalidArgumentError(
             "lowtide.report",
             "neither a step nor a plan was given",
@@ -82,40 +106,43 @@ def sort_things(things: Iterable[Any]) -> Inputs:
 
 
 def _take(inputs: Inputs, thing: Any) -> None:
-    if thing is None:
-        return
-    if isinstance(thing, StepGraph):
-        _take_step(inputs, thing)
-    elif isinstance(thing, Plan):
-        inputs.plans.append(thing)
-    elif isinstance(thing, Reference):
-        inputs.references.append(thing)
-    elif isinstance(thing, str):
-        inputs.notes.append(thing)
-    elif hasattr(thing, "points"):
-        _take_frontier(inputs, thing)
-    elif hasattr(thing, "loss_equal"):
-        inputs.verification = thing
-    elif (row := batch_row(thing)) is not None:
-        inputs.batch.append(row)
-    elif is_measurement(thing):
-        _take_measurement(inputs, thing)
-    elif isinstance(thing, Mapping):
-        for label, value in thing.items():  # type: ignore[misc]
-            if is_measurement(value):
-                inputs.measured[str(label)] = value  # type: ignore[index]
-            else:
-                _take(inputs, value)
-    elif isinstance(thing, list | tuple):
-        for part in thing:  # type: ignore[misc]
-            _take(inputs, part)
-    else:
-        raise InvalidArgumentError(
-            f"lowtide.report({type(thing).__name__})",
-            "this is not something a report can show",
-            "Pass steps, plans, frontiers, measurements, verifications, batch rows or "
-            "notes (strings)",
-        )
+    match thing:
+        case None:
+            pass
+        case StepGraph():
+            _take_step(inputs, thing)
+        case Plan():
+            inputs.plans.append(thing)
+        case Frontier():
+            _take_frontier(inputs, thing)
+        case Reference():
+            inputs.references.append(thing)
+        case str():
+            inputs.notes.append(thing)
+        case Measured():
+            inputs.unlabelled.append(thing)
+        case Verified():
+            inputs.verification = thing
+        case BatchSize():
+            inputs.batch.append(_batch_row(thing.to_dict()))
+        case {"batch": _}:
+            inputs.batch.append(_batch_row(thing))  # pyright: ignore[reportUnknownArgumentType]
+        case Mapping():
+            for label, value in thing.items():  # pyright: ignore[reportUnknownVariableType]
+                if isinstance(value, Measured):
+                    inputs.measured[str(label)] = value  # pyright: ignore[reportUnknownArgumentType]
+                else:
+                    _take(inputs, value)
+        case list() | tuple():
+            for part in thing:  # pyright: ignore[reportUnknownVariableType]
+                _take(inputs, part)
+        case _:
+            raise InvalidArgumentError(
+                f"lowtide.report({type(thing).__name__})",
+                "this is not something a report can show",
+                "Pass steps, plans, frontiers, measurements, verifications, batch rows "
+                "or notes (strings)",
+            )
 
 
 def _take_step(inputs: Inputs, step: StepGraph) -> None:
@@ -129,82 +156,32 @@ def _take_step(inputs: Inputs, step: StepGraph) -> None:
     inputs.step = step
 
 
-def _take_frontier(inputs: Inputs, frontier: Any) -> None:
-    """Its points, once each: one plan may be the best for several budgets."""
-    known = {(p.planner, p.peak_bytes, p.seconds) for p in inputs.points}
+def _take_frontier(inputs: Inputs, frontier: Frontier) -> None:
+    """Its plans, once each: one may be the best for several budgets."""
+    known = {(p.planner, p.peak_bytes, p.seconds) for p in inputs.frontier}
     for point in sorted(frontier.points, key=lambda p: p.budget_bytes):
-        found = _point(point, frontier)
-        if (found.planner, found.peak_bytes, found.seconds) not in known:
-            known.add((found.planner, found.peak_bytes, found.seconds))
-            inputs.points.append(found)
-    knee: Plan | None = getattr(getattr(frontier, "knee", None), "plan", None)
+        plan = point.plan
+        if (plan.planner, plan.peak_bytes, plan.seconds) not in known:
+            known.add((plan.planner, plan.peak_bytes, plan.seconds))
+            inputs.frontier.append(plan)
     if inputs.knee is None:
-        inputs.knee = knee
-
-
-def _take_measurement(inputs: Inputs, thing: Any) -> None:
-    planned = getattr(thing, "planned", None)
-    label = getattr(thing, "label", "") or (
-        "" if planned is None else "planned" if planned else "baseline"
-    )
-    if label:
-        inputs.measured[label] = thing
-    else:
-        inputs.unlabelled.append(thing)
-
-
-def is_measurement(thing: Any) -> bool:
-    """Whether this looks like a `Measurement`: a measured peak and a time."""
-    return (
-        hasattr(thing, "peak_bytes")
-        and hasattr(thing, "seconds")
-        and (hasattr(thing, "samples") or hasattr(thing, "rss_peak_bytes"))
-    )
-
-
-def _point(point: Any, frontier: Any) -> Point:
-    plan: Plan | None = getattr(point, "plan", None)
-    planner = getattr(point, "planner", "") or (plan.planner if plan else "")
-    return Point(
-        planner=planner or getattr(frontier, "planner", "") or "plan",
-        budget_bytes=int(point.budget_bytes),
-        peak_bytes=int(point.peak_bytes),
-        seconds=float(point.seconds),
-        overhead=float(point.overhead),
-        plan=plan,
-    )
+        inputs.knee = frontier.knee.plan
 
 
 _BATCH_FIELDS = (
     "batch",
     "baseline_peak_bytes",
     "planned_peak_bytes",
-    "samples_per_second",
     "baseline_samples_per_second",
     "planned_samples_per_second",
 )
 
 
-def batch_row(thing: Any) -> dict[str, Any] | None:
-    """The thing as a batch row, or None if it is not one.
-
-    A row that could not be reached (the step did not fit) has None for its numbers.
-    """
-    if isinstance(thing, Mapping):
-        values: Mapping[str, Any] = thing  # type: ignore[assignment]
-        if "batch" not in values:
-            return None
-    elif hasattr(thing, "batch") and hasattr(thing, "baseline_peak_bytes"):
-        values = {f: getattr(thing, f, None) for f in _BATCH_FIELDS}
-    else:
-        return None
-    row: dict[str, Any] = {f: _number(values.get(f)) for f in _BATCH_FIELDS}
-    if row["planned_samples_per_second"] is None:
-        row["planned_samples_per_second"] = row["samples_per_second"]
-    del row["samples_per_second"]
-    return row
+def _batch_row(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What is shown of a batch size; None where the step did not fit."""
+    return {name: _number(values.get(name)) for name in _BATCH_FIELDS}
 
 
 def _number(value: Any) -> Any:
-    bad = value is None or (isinstance(value, float) and not math.isfinite(value))
-    return None if bad else value
+    is_bad = isinstance(value, float) and not math.isfinite(value)
+    return None if is_bad else value

@@ -28,14 +28,3 @@ def keep_extremes(
         kept.add(max(stretch, key=values.__getitem__))
         kept.add(min(stretch, key=values.__getitem__))
     return sorted(kept)
-
-
-def highest_of_each(values: Sequence[int], columns: int) -> list[int]:
-    """The highest value of each of `columns` equal stretches, for a drawing in text."""
-    count = len(values)
-    if count <= columns:
-        return list(values)
-    return [
-        max(values[c * count // columns : (c + 1) * count // columns])
-        for c in range(columns)
-    ]

@@ -9,7 +9,6 @@ with unlimited room: sizes and order are the plan's, places are only for drawing
 from __future__ import annotations
 
 import pickle
-from bisect import bisect_left, insort
 from typing import Any
 
 from lowtide.step.graph import StepGraph
@@ -24,39 +23,26 @@ class _Arena:
 
     def __init__(self) -> None:
         self.end = START
-        self.holes: list[tuple[int, int]] = []  # size, address; sorted
-        self.by_start: dict[int, int] = {}
-        self.by_stop: dict[int, int] = {}
+        self.holes: dict[int, int] = {}  # size by address
 
     def take(self, size: int) -> int:
-        place = bisect_left(self.holes, (size, 0))
-        if place == len(self.holes):
+        fitting = [(found, at) for at, found in self.holes.items() if found >= size]
+        if not fitting:
             address, self.end = self.end, self.end + size
             return address
-        found, address = self.holes[place]
-        self._forget(found, address)
+        found, address = min(fitting)
+        del self.holes[address]
         if found > size:
-            self._remember(found - size, address + size)
+            self.holes[address + size] = found - size
         return address
 
     def give(self, address: int, size: int) -> None:
-        after = self.by_start.get(address + size)
-        if after is not None:
-            self._forget(after, address + size)
-            size += after
-        before = self.by_stop.get(address)
-        if before is not None:
-            self._forget(before, address - before)
-            address, size = address - before, size + before
-        self._remember(size, address)
-
-    def _remember(self, size: int, address: int) -> None:
-        insort(self.holes, (size, address))
-        self.by_start[address] = self.by_stop[address + size] = size
-
-    def _forget(self, size: int, address: int) -> None:
-        del self.holes[bisect_left(self.holes, (size, address))]
-        del self.by_start[address], self.by_stop[address + size]
+        size += self.holes.pop(address + size, 0)
+        for at, found in self.holes.items():
+            if at + found == address:
+                self.holes[at] += size
+                return
+        self.holes[address] = size
 
 
 class _Recorder:
@@ -125,10 +111,10 @@ def _record(step: StepGraph, schedule: Schedule) -> _Recorder:
         recorder.make(s, _frames("", storage.name, storage.kind), storage.kind)
     made = set(step.resident)
     for item in schedule:
-        if type(item) is Run:
+        if isinstance(item, Run):
             _record_run(recorder, item.op, made)
         else:
-            recorder.drop(item.storage)  # type: ignore[union-attr]
+            recorder.drop(item.storage)
     return recorder
 
 
@@ -156,32 +142,12 @@ def _segment(recorder: _Recorder, device: int) -> dict[str, Any]:
     blocks: list[dict[str, Any]] = []
     place = START
     held = sorted(recorder.alive.values())
-
-    def gap(until: int) -> None:
-        if until > place:
-            blocks.append(
-                {
-                    "address": place,
-                    "size": until - place,
-                    "requested_size": 0,
-                    "state": "inactive",
-                    "frames": [],
-                }
-            )
-
-    for address, size, frames in held:
-        gap(address)
-        blocks.append(
-            {
-                "address": address,
-                "size": size,
-                "requested_size": size,
-                "state": "active_allocated",
-                "frames": frames,
-            }
-        )
+    for address, size, frames in (*held, (recorder.arena.end, 0, [])):
+        if address > place:
+            blocks.append(_block(place, address - place, "inactive", []))
+        if size:
+            blocks.append(_block(address, size, "active_allocated", frames))
         place = address + size
-    gap(recorder.arena.end)
     total = sum(size for _, size, _ in held)
     return {
         "device": device,
@@ -196,6 +162,16 @@ def _segment(recorder: _Recorder, device: int) -> dict[str, Any]:
         "is_expandable": False,
         "frames": [],
         "blocks": blocks,
+    }
+
+
+def _block(address: int, size: int, state: str, frames: list[Any]) -> dict[str, Any]:
+    return {
+        "address": address,
+        "size": size,
+        "requested_size": size if state == "active_allocated" else 0,
+        "state": state,
+        "frames": frames,
     }
 
 

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TextIO
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lowtide.reporting.sampling import highest_of_each
-from lowtide.reporting.tide import KIND_NAMES
+from lowtide.reporting.sheet import Sheet, console_for
 from lowtide.step.format import format_bytes, format_percent, format_seconds
+from lowtide.step.names import KIND_NAMES, printable, shortened
 
 ROWS = 8
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _ASCII = " .:-=+*#%"
-_STYLES = {"heading": "bold", "quiet": "dim", "tide": "cyan", "outline": "blue"}
+_NAME_WIDTH = 46
 
 
 def render_text(
@@ -31,29 +30,15 @@ def render_text(
     `width` and `color` are the terminal's unless said; where `out` is not a terminal,
     or NO_COLOR is set, there is no color.
     """
-    console = Console(
-        file=out,
-        width=width or (None if out.isatty() else 88),
-        color_system=None if color is False else "auto",
-        highlight=False,
-        markup=False,
-        emoji=False,
-        legacy_windows=False,
-    )
-    with console.capture() as capture:
-        _write(data, _Page(console, _blocks_for(out)))
-    # Tables pad their last column; a text that is kept in a file should not.
-    out.writelines(f"{line.rstrip()}\n" for line in capture.get().splitlines())
-
-
-def _write(data: dict[str, Any], page: _Page) -> None:
-    page.heading(data["title"])
+    page = _Page(console_for(out, width=width, color=color))
+    page.blocks = _blocks_for(out)
+    page.line(data["title"], "bold")
     page.line(data["headline"])
-    page.blank()
-    page.cards(data["cards"])
+    page.line()
+    page.pairs([(c["label"].lower(), c["value"], c["detail"]) for c in data["cards"]])
     if data["command"]:
-        page.blank()
-        page.pairs([("made by", data["command"], "")])
+        page.line()
+        page.pairs([("made by", data["command"])])
     if data["tides"]:
         page.tide(data["tides"][0])
     if data.get("diff"):
@@ -66,13 +51,6 @@ def _write(data: dict[str, Any], page: _Page) -> None:
         page.fidelity(data["fidelity"])
     if data["notes"]:
         page.notes(data["notes"])
-
-
-def plain(text: str) -> str:
-    """The text with control characters shown, not obeyed."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def _blocks_for(out: TextIO) -> str:
@@ -97,52 +75,8 @@ def sparkline(values: Sequence[int], top: int, blocks: str = _BLOCKS) -> str:
     return "".join(found)
 
 
-class _Page:
-    def __init__(self, console: Console, blocks: str) -> None:
-        self.console = console
-        self.blocks = blocks
-
-    def line(self, text: str = "", style: str = "") -> None:
-        self.console.print(Text(plain(text), style=_STYLES.get(style, "")))
-
-    def blank(self) -> None:
-        self.console.print()
-
-    def heading(self, text: str) -> None:
-        self.line(text, "heading")
-
-    def title(self, text: str) -> None:
-        self.blank()
-        self.heading(text)
-
-    def pairs(self, rows: Sequence[tuple[str, str, str]]) -> None:
-        table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-        table.add_column(no_wrap=True)
-        table.add_column(overflow="fold")
-        table.add_column(overflow="fold")
-        for name, value, detail in rows:
-            table.add_row(
-                Text(name, style="dim"), Text(plain(value)), Text(detail, style="dim")
-            )
-        self.console.print(table)
-
-    def cards(self, cards: Sequence[dict[str, Any]]) -> None:
-        self.pairs([(c["label"].lower(), c["value"], c["detail"]) for c in cards])
-
-    def table(self, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """A table whose first column is text and whose others are numbers."""
-        table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
-        for place, heading in enumerate(headings):
-            numbers = place > 0 and not heading.startswith("<")
-            table.add_column(
-                heading.lstrip("<"),
-                justify="right" if numbers else "left",
-                no_wrap=numbers,
-                overflow="fold",
-            )
-        for row in rows:
-            table.add_row(*(Text(plain(cell)) for cell in row))
-        self.console.print(table)
+class _Page(Sheet):
+    blocks = _BLOCKS
 
     def tide(self, tide: dict[str, Any]) -> None:
         over = tide["outline"]
@@ -150,23 +84,25 @@ class _Page:
         indent = max(map(len, names)) + 2
         columns = max(20, min(72, self.console.width - indent - 12))
         top = max(tide["peak_bytes"], over["peak_bytes"] if over else 0)
-        self.title("Live bytes over the step")
-        for curve, style in ((tide, "tide"), (over, "outline")):
+        self.heading("Live bytes over the step")
+        for curve, style in ((tide, "cyan"), (over, "blue")):
             if curve:
                 values = _by_column(curve, tide["num_runs"], columns)
-                row = Text(plain(curve["label"]).ljust(indent), style="dim")
-                row.append(sparkline(values, top, self.blocks), style=_STYLES[style])
+                row = Text(printable(curve["label"]).ljust(indent), style="dim")
+                row.append(sparkline(values, top, self.blocks), style=style)
                 row.append(f"  {format_bytes(curve['peak_bytes'])}", style="dim")
-                self.console.print(row, no_wrap=True, crop=False, overflow="ignore")
-        self.line(" " * indent + _phase_line(tide, columns), "quiet")
+                self.write(row, no_wrap=True, crop=False, overflow="ignore")
+        self.line(" " * indent + _phase_line(tide, columns), "dim")
 
     def modules(self, modules: Sequence[dict[str, Any]], *, is_profile: bool) -> None:
         if not modules:
             return
-        self.title("Kept by module" if is_profile else "Kept and recomputed by module")
+        self.heading(
+            "Kept by module" if is_profile else "Kept and recomputed by module"
+        )
         rows = [
             (
-                _fit(m["label"]),
+                shortened(m["label"], _NAME_WIDTH),
                 f"x{m['num_modules']}" if m["num_modules"] > 1 else "",
                 format_bytes(m["kept_bytes"]) if m["kept_bytes"] else "",
                 format_bytes(m["recomputed_bytes"]) if m["recomputed_bytes"] else "",
@@ -183,14 +119,14 @@ class _Page:
 
     def more(self, count: int) -> None:
         if count > ROWS:
-            self.line(f"and {count - ROWS} more", "quiet")
+            self.line(f"and {count - ROWS} more", "dim")
 
     def at_peak(self, peak: dict[str, Any], ops: dict[str, list[Any]]) -> None:
         name = ops["name"][peak["op"]] if peak["op"] >= 0 else "nothing"
         place = ops["module"][peak["op"]] if peak["op"] >= 0 else ""
         source = ops["source"][peak["op"]] if peak["op"] >= 0 else ""
         where = ", ".join(filter(None, (place, source)))
-        self.title(
+        self.heading(
             f"Alive at the peak, while {name} runs" + f" ({where})" * bool(where)
         )
         rows = [
@@ -207,7 +143,7 @@ class _Page:
         self.more(len(peak["rows"]))
 
     def fidelity(self, fidelity: dict[str, Any]) -> None:
-        self.title("Prediction and measurement")
+        self.heading("Prediction and measurement")
         if fidelity["rows"]:
             self.table(
                 ("", "predicted", "measured", "difference"),
@@ -231,36 +167,25 @@ class _Page:
             [(r["name"], r["first"], r["second"], r["change"]) for r in diff["rows"]],
         )
         for part in diff["parts"]:
-            self.title(part["title"])
+            self.heading(part["title"])
             self.table(
                 part["headings"], [[str(c) for c in r] for r in part["rows"][:ROWS]]
             )
             self.more(len(part["rows"]))
 
     def notes(self, notes: Sequence[dict[str, str]]) -> None:
-        self.title("Notes")
+        self.heading("Notes")
         table = Table(box=None, show_header=False, padding=(0, 1, 0, 0))
         for note in notes:
-            table.add_row(Text("-"), Text(plain(note["text"])))
-        self.console.print(table)
+            table.add_row(Text("-"), Text(printable(note["text"])))
+        self.write(table)
 
 
 def _storage_name(row: dict[str, Any]) -> str:
     """The module, and the op in it that makes the storage unless it is named alike."""
     said = not row["made_by"] or row["label"].startswith(row["made_by"])
-    return _fit(row["label"] if said else f"{row['label']} {row['made_by']}")
-
-
-def _fit(name: str, width: int = 46) -> str:
-    """A name that fits its column: of a long one the middle is left out.
-
-    >>> _fit("encoder.block.0-5.layer.1.DenseReluDense.dropout", 30)
-    'encoder.bl..eReluDense.dropout'
-    """
-    if len(name) <= width:
-        return name
-    head = width // 3
-    return f"{name[:head]}..{name[2 + head - width :]}"
+    name = row["label"] if said else f"{row['label']} {row['made_by']}"
+    return shortened(name, _NAME_WIDTH)
 
 
 def _quantity(value: float, unit: str) -> str:
@@ -269,8 +194,6 @@ def _quantity(value: float, unit: str) -> str:
 
 def _by_column(curve: dict[str, Any], num_runs: int, columns: int) -> list[int]:
     """The highest sample of each column of runs; a column without one repeats."""
-    if curve["run"] and num_runs <= columns and len(curve["run"]) == num_runs:
-        return highest_of_each(curve["live_bytes"], columns)
     found = [-1] * min(columns, max(1, num_runs))
     for run, value in zip(curve["run"], curve["live_bytes"], strict=True):
         column = min(len(found) - 1, int(run * len(found) / max(1, num_runs)))

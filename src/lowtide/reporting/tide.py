@@ -2,50 +2,58 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from lowtide.reporting.sampling import keep_extremes
-from lowtide.reporting.walk import Walk, places_in
+from lowtide.step.names import KIND_NAMES
+from lowtide.step.plan import Plan
+from lowtide.step.walk import Walk
 
-KIND_NAMES: dict[str, str] = {
-    "parameter": "parameters",
-    "buffer": "buffers",
-    "optimizer_state": "optimizer state",
-    "input": "inputs",
-    "gradient": "gradients",
-    "activation": "kept",
-    "recomputed": "recomputed",
-    "temporary": "temporaries",
-}
 FULL_LIMIT = 40_000
 SMALL_LIMIT = 600
 
 
-def tide(walk: Walk, *, label: str, limit: int = FULL_LIMIT) -> dict[str, Any]:
-    """A chart of one schedule. `run`, `op` and the columns have one entry a sample."""
-    kept = keep_extremes(walk.live_bytes, limit, always=_corners(walk))
-    starts, ops = walk.starts, walk.ops
+def tide(
+    walk: Walk,
+    *,
+    label: str,
+    plan: Plan | None = None,
+    over: dict[str, Any] | None = None,
+    limit: int = FULL_LIMIT,
+) -> dict[str, Any]:
+    """A chart of one schedule, with another's `outline` over it.
+
+    `run`, `op` and the columns have one entry for each sample.
+    """
+    corners = [walk.peak_run, *(band.first for band in walk.bands)]
+    kept = keep_extremes(walk.live_bytes, limit, always=corners)
+    starts = walk.starts()
+    runs = [walk.runs[i] for i in kept]
     return {
         "label": label,
         "peak_bytes": walk.peak_bytes,
         "seconds": walk.seconds,
-        "num_runs": len(ops),
+        "num_runs": len(walk.runs),
         "peak_run": walk.peak_run,
+        "budget_bytes": plan.budget_bytes if plan else 0,
+        "overhead": plan.overhead if plan else 0.0,
+        "outline": over,
         "bands": [
             {
-                "phase": phase,
-                "first_run": first,
-                "end_run": end,
-                "start_seconds": starts[first],
-                "end_seconds": starts[end] if end < len(ops) else walk.seconds,
+                "phase": band.phase,
+                "first_run": band.first,
+                "end_run": band.end,
+                "start_seconds": starts[band.first],
+                "end_seconds": starts[band.end],
             }
-            for phase, first, end in walk.bands
+            for band in walk.bands
         ],
         "run": kept,
-        "op": [ops[i] for i in kept],
-        "again": [int(walk.again[i]) for i in kept],
-        "start_seconds": [starts[i] for i in kept],
-        "live_bytes": [walk.live_bytes[i] for i in kept],
+        "op": [run.op for run in runs],
+        "again": [int(run.again) for run in runs],
+        "start_seconds": [run.begin_seconds for run in runs],
+        "live_bytes": [run.live_bytes for run in runs],
         "by_kind": {
             kind: [walk.by_kind[kind][i] for i in kept]
             for kind in KIND_NAMES
@@ -56,17 +64,42 @@ def tide(walk: Walk, *, label: str, limit: int = FULL_LIMIT) -> dict[str, Any]:
 
 def outline(walk: Walk, beside: Walk, *, label: str, limit: int) -> dict[str, Any]:
     """The curve of one schedule as a line to draw over the chart of another."""
-    kept = keep_extremes(walk.live_bytes, limit)
-    places = places_in(beside, walk.ops)
-    starts = [*beside.starts, beside.seconds]
+    places = _places_in(beside, walk.ops)
+    return curve(beside, walk.live_bytes, places, label=label, limit=limit)
+
+
+def curve(
+    beside: Walk,
+    values: Sequence[int],
+    places: Sequence[int],
+    *,
+    label: str,
+    limit: int,
+) -> dict[str, Any]:
+    """Bytes as a line over a chart: `places` are the runs of it that they stand at."""
+    kept = keep_extremes(values, limit)
+    starts = beside.starts()
     return {
         "label": label,
-        "peak_bytes": walk.peak_bytes,
+        "peak_bytes": max(values),
         "run": [places[i] for i in kept],
         "start_seconds": [starts[places[i]] for i in kept],
-        "live_bytes": [walk.live_bytes[i] for i in kept],
+        "live_bytes": [values[i] for i in kept],
     }
 
 
-def _corners(walk: Walk) -> list[int]:
-    return [walk.peak_run, *(first for _, first, _ in walk.bands)]
+def _places_in(walk: Walk, sequence: Sequence[int]) -> list[int]:
+    """For each op of another sequence, the run of the walk that stands beside it.
+
+    An op stands at its first run, moved right where that would go back in the order,
+    so that two schedules of one step can be drawn over each other.
+    """
+    first: dict[int, int] = {}
+    for run, op in enumerate(walk.ops):
+        first.setdefault(op, run)
+    found: list[int] = []
+    place = 0
+    for op in sequence:
+        place = max(place, first.get(op, place))
+        found.append(place)
+    return found

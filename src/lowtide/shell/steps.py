@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from lowtide.shell.page import Page
-from lowtide.step.format import format_bytes, format_percent, format_seconds
+from lowtide.step.analysis import extra_runs
+from lowtide.step.format import (
+    format_bytes,
+    format_count,
+    format_percent,
+    format_seconds,
+)
 from lowtide.step.graph import StepGraph
+from lowtide.step.names import short_target
 from lowtide.step.plan import Plan
+from lowtide.step.walk import walk
 
 
 def show_report(page: Page, *things: Any, command: str = "") -> None:
@@ -64,27 +71,16 @@ def _proof(plan: Plan) -> tuple[str, str]:
 
 
 def recomputed(step: StepGraph, plan: Plan) -> tuple[str, str]:
-    """How many ops run again, and which kinds lead."""
-    runs = Counter(plan.ops)
-    again = {op: count - 1 for op, count in runs.items() if count > 1}
-    seconds = sum(step.ops[op].seconds * count for op, count in again.items())
-    by_target: Counter[str] = Counter()
-    for op, count in again.items():
-        by_target[short(step.ops[op].target)] += count
-    leading = ", ".join(f"{name} {count}" for name, count in by_target.most_common(4))
-    more = ", ..." if len(by_target) > 4 else ""
+    """How many runs are extra, what they take, and which kinds of ops lead."""
+    found = extra_runs(walk(step, plan.schedule), lambda op: short_target(op.target))
+    leading = sorted(found, key=lambda name: (-found[name].num_runs, name))
+    names = ", ".join(f"{name} {found[name].num_runs}" for name in leading[:4])
+    more = ", ..." if len(leading) > 4 else ""
+    seconds = format_seconds(sum(extra.seconds for extra in found.values()))
     return (
-        f"{len(again)} of {len(step.baseline)} ops",
-        f"{format_seconds(seconds)}" + (f": {leading}{more}" if leading else ""),
+        format_count(sum(extra.num_runs for extra in found.values()), "extra run"),
+        f"{seconds}: {names}{more}" if names else seconds,
     )
-
-
-def short(target: str) -> str:
-    """An op's name without its library and overload: `aten.mul.Tensor` is `mul`."""
-    parts = target.split(".")
-    if len(parts) > 1 and parts[0] in ("aten", "prims"):
-        return parts[1]
-    return target
 
 
 def interrupted(plan: Plan) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _SECOND_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
 
@@ -51,6 +53,28 @@ def format_seconds(seconds: float) -> str:
 def format_percent(fraction: float, *, signed: bool = False) -> str:
     """Returns a fraction as a percentage: 0.078 is "7.8 %", signed "+7.8 %"."""
     return f"{100 * fraction:{'+' if signed else ''}.1f} %"
+
+
+def format_count(number: int, noun: str) -> str:
+    """Returns a number of things: "1 op", "2 ops"."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
+def aligned(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
+    """A table as lines: the first column to the left, the others to the right.
+
+    >>> aligned(("module", "bytes"), [("head", "4 KiB"), ("body", "12 KiB")])
+    ['module   bytes', 'head     4 KiB', 'body    12 KiB']
+    """
+    table = [list(headings), *(list(row) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if place else cell.ljust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in table
+    ]
 
 
 def _three_digits(value: float) -> str:

@@ -1,11 +1,33 @@
-"""Module and op names as people read them: `layers.0-11.mlp` for twelve layers."""
+"""Names as people read them: of modules, ops and kinds of storages.
+
+Every text, table, chart and export takes its names from here, so that the same thing is
+called the same everywhere.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TypeVar
 
-_NAMESPACES = ("aten", "prims", "lowtide", "torch", "ops")
+from lowtide.step.graph import FOLDED, Op, StepGraph, Storage
+
+# From the bottom of a chart to its top: what never changes lies below.
+KIND_NAMES: dict[str, str] = {
+    "parameter": "parameters",
+    "buffer": "buffers",
+    "optimizer_state": "optimizer state",
+    "input": "inputs",
+    "gradient": "gradients",
+    "activation": "activations",
+    "recomputed": "recomputed activations",
+    "temporary": "temporaries",
+}
+NO_MODULE = "(outside modules)"
+# Longer than any name a person wrote, short enough for a thousand of them on a page.
+LONGEST_NAME = 160
+LONGEST_NOTE = 1_000
 
 
 def pattern_of(name: str) -> str:
@@ -62,13 +84,98 @@ def _ranges(values: Sequence[str]) -> str:
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
-def short_target(target: str) -> str:
-    """The bare name of an operation.
+def module_group(module: str, depth: int) -> str:
+    """The first `depth` names of a module path, with every number a star.
 
-    >>> short_target("aten.mm.default"), short_target("aten::add.Tensor")
-    ('mm', 'add')
+    A number belongs to the name before it: the depth of `layers.3.mlp` is two.
+
+    >>> module_group("layers.11.mlp.fc2", 2), module_group("layer3.0.conv1", 1)
+    ('layers.*.mlp', 'layer*.*')
     """
-    parts = [p for p in re.split(r"::|\.", target) if p]
-    while len(parts) > 1 and parts[0] in _NAMESPACES:
-        parts = parts[1:]
-    return parts[0] if parts else target
+    return re.sub(r"\d+", "*", module_prefix(module, depth)) or NO_MODULE
+
+
+def module_prefix(module: str, depth: int) -> str:
+    """The first `depth` names of a module path, with the numbers that belong to them.
+
+    >>> module_prefix("layers.11.mlp.fc2", 2)
+    'layers.11.mlp'
+    """
+    kept: list[str] = []
+    names = 0
+    for part in module.split("."):
+        if not part.isdigit():
+            names += 1
+            if names > depth:
+                break
+        kept.append(part)
+    return ".".join(kept)
+
+
+def short_target(target: str) -> str:
+    """The bare name of an operation, without namespace and overload.
+
+    Of ops that are folded into one, all names are shown.
+
+    >>> short_target("aten.mm.default"), short_target("mylib::scale.Tensor")
+    ('mm', 'scale')
+    >>> short_target("aten.mul.Tensor + aten.add.Tensor"), short_target("lowtide::turn")
+    ('mul + add', 'turn')
+    """
+    return FOLDED.join(_bare(part) for part in target.split(FOLDED))
+
+
+def _bare(target: str) -> str:
+    path = target.removeprefix("torch.ops.").replace("::", ".")
+    parts = [part for part in path.split(".") if part]
+    return parts[1] if len(parts) > 1 else target
+
+
+def shortened(name: str, limit: int = LONGEST_NAME) -> str:
+    """The name, or of a longer one its beginning and its end.
+
+    >>> shortened("encoder.block.0-5.layer.1.DenseReluDense.dropout", 30)
+    'encoder.bl..eReluDense.dropout'
+    """
+    if len(name) <= limit:
+        return name
+    head = limit // 3
+    return f"{name[:head]}..{name[2 + head - limit :]}"
+
+
+def with_short_names(step: StepGraph) -> StepGraph:
+    """The step with every name cut to a length that can be shown.
+
+    Names are whatever a program chose: one of a megabyte, repeated for each op that
+    bears it, would make a page that no browser opens.
+    """
+    short = replace(
+        step,
+        ops=tuple(_with_short_names(op, _OP_NAMES) for op in step.ops),
+        storages=tuple(_with_short_names(s, ("name",)) for s in step.storages),
+        notes=tuple(shortened(note, LONGEST_NOTE) for note in step.notes),
+    )
+    # The step itself, if it can be: it knows its peaks already.
+    return step if short == step else short
+
+
+_OP_NAMES = ("name", "target", "module", "source")
+Named = TypeVar("Named", Op, Storage)
+
+
+def _with_short_names(record: Named, names: Sequence[str]) -> Named:
+    long = [name for name in names if len(getattr(record, name)) > LONGEST_NAME]
+    if not long:
+        return record
+    return replace(record, **{name: shortened(getattr(record, name)) for name in long})
+
+
+def printable(text: str, keep: str = "") -> str:
+    """The text with control characters shown, not obeyed; those in `keep` stay.
+
+    >>> printable("a\\x1b[31m")
+    'a\\\\x1b[31m'
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in text)

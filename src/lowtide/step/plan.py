@@ -55,7 +55,7 @@ class Proof:
     history: tuple[tuple[float, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Plan:
     """A schedule for one step, with what it costs by simulation.
 
@@ -94,6 +94,9 @@ class Plan:
     def ops(self) -> tuple[int, ...]:
         """The op ids in the order they run."""
         return tuple(i.op for i in self.schedule if type(i) is Run)
+
+    def __repr__(self) -> str:
+        return f"<Plan of {self.step_name} by {self}>"
 
     def __str__(self) -> str:
         return (

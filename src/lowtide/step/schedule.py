@@ -13,8 +13,10 @@ from collections.abc import Collection, Iterable, Sequence
 from lowtide.errors import BudgetTooSmallError
 from lowtide.step.format import format_bytes
 from lowtide.step.graph import StepGraph
+from lowtide.step.names import KIND_NAMES, shortened
 from lowtide.step.plan import Free, Item, Plan, Proof, Run, Schedule
-from lowtide.step.simulate import live_by_kind, simulate
+from lowtide.step.simulate import simulate
+from lowtide.step.walk import Walk, walk
 
 
 def with_frees(step: StepGraph, sequence: Sequence[int]) -> Schedule:
@@ -43,6 +45,11 @@ def with_frees(step: StepGraph, sequence: Sequence[int]) -> Schedule:
         items.append(Run(number))
         items.extend(map(Free, freed))
     return tuple(items)
+
+
+def walk_baseline(step: StepGraph) -> Walk:
+    """The walk of the unplanned step, which keeps everything to its last use."""
+    return walk(step, with_frees(step, step.baseline))
 
 
 def must_keep(step: StepGraph) -> frozenset[int]:
@@ -229,31 +236,17 @@ def plan_or_raise(
     return plan
 
 
-_MANY = {
-    "parameter": "parameters",
-    "buffer": "buffers",
-    "input": "inputs",
-    "activation": "activations",
-    "gradient": "gradients",
-    "optimizer_state": "optimizer state",
-    "temporary": "temporaries",
-    "recomputed": "recomputed activations",
-}
-
-
 def blame(step: StepGraph, schedule: Sequence[Item]) -> str:
     """What is alive at the peak of a schedule, largest first, in words."""
-    timeline = simulate(step, schedule)
-    kinds = {k: v[timeline.peak_index] for k, v in live_by_kind(step, schedule).items()}
+    walked = walk(step, schedule)
+    if not walked.runs:
+        return ""
+    kinds = {kind: column[walked.peak_run] for kind, column in walked.by_kind.items()}
     parts = [
-        f"{_MANY.get(k, k)} {format_bytes(v)}"
-        for k, v in sorted(kinds.items(), key=lambda kv: -kv[1])
-        if v * 50 > timeline.peak_bytes
+        f"{KIND_NAMES[kind]} {format_bytes(nbytes)}"
+        for kind, nbytes in sorted(kinds.items(), key=lambda kv: -kv[1])
+        if nbytes * 50 > walked.peak_bytes
     ]
-    where = ""
-    if schedule:
-        item = schedule[timeline.peak_index]
-        if isinstance(item, Run):
-            op = step.ops[item.op]
-            where = f" while {op.name} runs" + (f" in {op.module}" if op.module else "")
-    return ", ".join(parts[:4]) + where
+    op = step.ops[walked.ops[walked.peak_run]]
+    where = f" in {shortened(op.module)}" if op.module else ""
+    return f"{', '.join(parts[:4])} while {shortened(op.name)} runs{where}"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from lowtide.errors import InvalidScheduleError
-from lowtide.step.graph import KINDS, StepGraph
+from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Item, Run
 
 
@@ -29,11 +29,6 @@ class Timeline:
     seconds: float
     live_bytes: tuple[int, ...]
     peak_index: int
-
-    @property
-    def peak(self) -> int:
-        """Same as `peak_bytes`."""
-        return self.peak_bytes
 
 
 def simulate(step: StepGraph, schedule: Sequence[Item]) -> Timeline:
@@ -175,45 +170,6 @@ def home_regions(step: StepGraph) -> list[int]:
             region = op.opens
         home.append(region)
     return home
-
-
-def live_by_kind(
-    step: StepGraph, schedule: Sequence[Item]
-) -> dict[str, tuple[int, ...]]:
-    """Live bytes at each item of a valid schedule, by kind.
-
-    Kinds are those of the storages; activations made by any run but an op's first count
-    as "recomputed", and scratch as "temporary". The columns sum to `live_bytes`.
-    """
-    now: dict[str, int] = dict.fromkeys((*KINDS, "recomputed"), 0)
-    columns: dict[str, list[int]] = {k: [] for k in now}
-    kind_of: list[str] = [s.kind for s in step.storages]
-    for s in step.resident:
-        now[kind_of[s]] += step.sizes[s]
-    label: dict[int, str] = {}
-    made: set[int] = set(step.resident)
-    alive: set[int] = set(step.resident)
-    for item in schedule:
-        scratch = 0
-        if isinstance(item, Run):
-            op = step.ops[item.op]
-            scratch = op.scratch_bytes
-            for s in op.writes:
-                if s in alive:
-                    scratch += step.sizes[s]
-                    continue
-                again = s in made and kind_of[s] == "activation"
-                label[s] = "recomputed" if again else kind_of[s]
-                made.add(s)
-                alive.add(s)
-                now[label[s]] += step.sizes[s]
-        else:
-            s = item.storage
-            alive.discard(s)
-            now[label[s]] -= step.sizes[s]
-        for k, column in columns.items():
-            column.append(now[k] + (scratch if k == "temporary" else 0))
-    return {k: tuple(v) for k, v in columns.items()}
 
 
 class LiveBytes:

@@ -20,8 +20,8 @@ from lowtide.errors import BudgetTooSmallError
 from lowtide.models import Published
 from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan
-from lowtide.step.schedule import make_plan
-from lowtide.step.simulate import simulate
+from lowtide.step.schedule import make_plan, walk_baseline
+from lowtide.step.walk import walk
 
 DEVICE = f"{Path(__file__).with_name('devices.toml')}:rtx2080ti"
 Progress = Callable[[str], None]
@@ -121,10 +121,8 @@ def activations_alone(step: StepGraph) -> StepGraph:
 
 def activation_peak_bytes(step: StepGraph, plan: Plan | None = None) -> int:
     """The peak of activations alone, as it is or with a plan."""
-    alone = activations_alone(step)
-    if plan is None:
-        return alone.baseline_peak_bytes
-    return simulate(alone, plan.schedule).peak_bytes
+    walked = walk_baseline(step) if plan is None else walk(step, plan.schedule)
+    return walked.activation_peak_bytes
 
 
 def _bound(plan: Plan) -> float:

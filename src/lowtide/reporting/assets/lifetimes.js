@@ -23,7 +23,7 @@ const lifetimesChart = {
     });
     const kinds = [...new Set(rows.map(r => r.kind))];
     $("#lifetimes-legend").replaceChildren(...kinds.map(k => legendItem(`var(--${k})`, kindName(k))),
-      ...(gaps ? [legendItem("var(--recomputed)", "recomputed")] : []));
+      ...(gaps ? [legendItem("var(--recomputed)", kindName("recomputed"))] : []));
     tideChart.listeners.push((view, axis, number) => {
       if (number !== 0) return;
       this.plot.options.x = this.axisX(axis);

@@ -18,17 +18,11 @@ function ticks(low, high, count, binary) {
   for (let v = Math.ceil(low / step) * step; v <= high + step * 1e-9; v += step) found.push(Math.abs(v) < step * 1e-9 ? 0 : v);
   return found;
 }
-function logTicks(low, high) {
-  const found = [];
-  for (let p = Math.floor(Math.log10(low)); p <= Math.ceil(Math.log10(high)); p++)
-    if (10 ** p >= low && 10 ** p <= high) found.push(10 ** p);
-  return found.length ? found : [low, high];
-}
 const shortBytes = v => bytes(v).replace(/\.0+ /, " ").replace(/(\.\d)0 /, "$1 ");
 const shortSeconds = v => seconds(v).replace(/\.0+ /, " ").replace(/(\.\d)0 /, "$1 ");
 
 class Plot {
-  // options: label, x {min, max, show, name, zoom, log, binary}, y likewise, draw(ctx, plot),
+  // options: label, x {min, max, show, name, zoom, binary}, y likewise, draw(ctx, plot),
   // hover(px, py) -> {x, y, tip} or null, click(px, py), keys {name: run}, step(direction)
   constructor(host, options) {
     Object.assign(this, { host, options, cursor: null, brush: null });
@@ -56,14 +50,12 @@ class Plot {
   }
   get spanX() { return this.area.right - this.area.left; }
   get spanY() { return this.area.bottom - this.area.top; }
-  share(axis, v, low, high) {
-    return axis.log ? (Math.log(v) - Math.log(low)) / (Math.log(high) - Math.log(low)) : (v - low) / ((high - low) || 1);
-  }
-  px(v) { return this.area.left + this.spanX * this.share(this.options.x, v, this.view[0], this.view[1]); }
-  py(v) { return this.area.bottom - this.spanY * this.share(this.options.y, v, this.options.y.min, this.options.y.max); }
+  share(v, low, high) { return (v - low) / ((high - low) || 1); }
+  px(v) { return this.area.left + this.spanX * this.share(v, this.view[0], this.view[1]); }
+  py(v) { return this.area.bottom - this.spanY * this.share(v, this.options.y.min, this.options.y.max); }
   xAt(px) {
     const part = (px - this.area.left) / this.spanX, [a, b] = this.view;
-    return this.options.x.log ? a * (b / a) ** part : a + part * (b - a);
+    return a + part * (b - a);
   }
   redraw() {
     if (!this.area) return;
@@ -88,7 +80,7 @@ class Plot {
     ctx.lineWidth = 1;
     ctx.fillStyle = theme.color("soft");
     ctx.textBaseline = "middle"; ctx.textAlign = "right";
-    if (y.show) for (const v of y.log ? logTicks(y.min, y.max) : ticks(y.min, y.max, this.spanY / 56, y.binary)) {
+    if (y.show) for (const v of ticks(y.min, y.max, this.spanY / 56, y.binary)) {
       const at = Math.round(this.py(v)) + 0.5;
       ctx.strokeStyle = theme.color("line");
       ctx.beginPath(); ctx.moveTo(left, at); ctx.lineTo(right, at); ctx.stroke();
@@ -96,7 +88,7 @@ class Plot {
     }
     ctx.textBaseline = "top"; ctx.textAlign = "center";
     let last = -1e9;
-    for (const v of x.log ? logTicks(this.view[0], this.view[1]) : ticks(this.view[0], this.view[1], this.spanX / 96, x.binary)) {
+    for (const v of ticks(this.view[0], this.view[1], this.spanX / 96, x.binary)) {
       const at = this.px(v), label = x.show(v), half = ctx.measureText(label).width / 2;
       if (at - half < last + 8) continue;
       const place = Math.min(Math.max(at, left + half - 20), right - half);

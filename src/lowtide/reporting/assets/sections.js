@@ -123,16 +123,6 @@ function openFidelity() {
   for (const r of data.rss) rows.push([`seen by the operating system, ${r.name}`, "", show(r.bytes, "bytes"), ""]);
   if (rows.length) $("#fidelity-table").replaceChildren(table([{ name: "", kind: "name" }, { name: "predicted", kind: "n" }, { name: "measured", kind: "n" }, { name: "difference", kind: "n" }], rows));
   $("#fidelity-checks").replaceChildren(...data.checks.map(c => el("li", { class: c.equal ? "yes" : "no" }, c.equal ? `${c.name}: bitwise equal` : `${c.name}: different`)));
-  const timed = data.ops.filter(p => p.predicted > 0 && p.measured > 0);
-  if (timed.length < 2) return;
-  const host = $("#fidelity-ops");
-  host.hidden = false;
-  const values = timed.flatMap(p => [p.predicted, p.measured]), low = Math.min(...values) / 1.6, high = Math.max(...values) * 1.6;
-  const axis = name => ({ min: low, max: high, log: true, show: shortSeconds, name });
-  xyChart(host, { label: "Predicted and measured time of each op", x: axis("predicted"), y: axis("measured"),
-    series: [{ name: "ops", color: "p0", shape: "circle", size: 3.4, alpha: 0.55, points: timed.map(p => ({ x: p.predicted, y: p.measured,
-      tip: [...opLines(p.op), line(`predicted ${seconds(p.predicted)}, measured ${seconds(p.measured)}`, "quiet")] })) }],
-    under(ctx, plot) { ctx.strokeStyle = theme.color("soft"); ctx.setLineDash([5, 4]); ctx.beginPath(); ctx.moveTo(plot.px(low), plot.py(low)); ctx.lineTo(plot.px(high), plot.py(high)); ctx.stroke(); ctx.setLineDash([]); } });
 }
 
 function openSearch() {

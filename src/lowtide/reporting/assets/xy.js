@@ -1,4 +1,4 @@
-// Points and lines on two axes: the frontier, batch sizes, the search, single ops.
+// Points and lines on two axes: the frontier, batch sizes, the search.
 const SHAPES = ["circle", "square", "triangle", "diamond"];
 function mark(ctx, shape, x, y, r) {
   ctx.beginPath();
@@ -43,7 +43,7 @@ function xyChart(host, { label, x, y, series, under, pick }) {
         if (s.shape) for (const p of shown) {
           mark(ctx, s.shape, plot.px(p.x), plot.py(p.y), s.size || 4.6);
           if (p.hollow) { ctx.lineWidth = 1.8; ctx.strokeStyle = color; ctx.fillStyle = theme.color("panel"); ctx.fill(); ctx.stroke(); }
-          else { ctx.fillStyle = s.alpha ? faded(color, s.alpha) : color; ctx.fill(); ctx.lineWidth = 1; ctx.strokeStyle = theme.color("panel"); if (!s.alpha) ctx.stroke(); }
+          else { ctx.fillStyle = color; ctx.fill(); ctx.lineWidth = 1; ctx.strokeStyle = theme.color("panel"); ctx.stroke(); }
           if (p.source ? p.source.chosen : p.chosen) { mark(ctx, "circle", plot.px(p.x), plot.py(p.y), 9); ctx.strokeStyle = theme.color("ink"); ctx.lineWidth = 1.6; ctx.stroke(); }
         }
       }

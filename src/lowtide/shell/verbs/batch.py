@@ -233,7 +233,7 @@ def _save(
         made = report(steps[max(steps)], [row.to_dict() for row in rows])
         files.write(output, made.to_html(), force=force)
     else:
-        from lowtide.shell.pictures import batch_picture
+        from lowtide.reporting.pictures import batch_picture
 
         files.write(output, batch_picture(data, output.suffix[1:]), force=force)
 

@@ -138,7 +138,7 @@ def _save(output: Path, data: dict[str, Any], *, force: bool) -> None:
     if output.suffix == ".json":
         files.write(output, data, force=force)
         return
-    from lowtide.shell.pictures import against_picture, table_picture
+    from lowtide.reporting.pictures import against_picture, table_picture
 
     draw = table_picture if data["lowtide"] == "feng" else against_picture
     files.write(output, draw(data, output.suffix[1:]), force=force)

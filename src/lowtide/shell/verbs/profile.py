@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -114,9 +113,7 @@ def _show(page: Page, step: StepGraph, *, depth: int | None, floor: bool) -> Non
 
 
 def _draw(step: StepGraph, path: Path, *, force: bool) -> None:
-    from lowtide.step.analysis.plot import plot_profile
+    from lowtide.reporting.pictures import profile_picture
 
-    with tempfile.TemporaryDirectory() as folder:
-        draft = Path(folder) / f"plot{path.suffix or '.png'}"
-        plot_profile(step, draft)
-        files.write(path, draft.read_bytes(), force=force)
+    form = path.suffix[1:] or "png"
+    files.write(path, profile_picture(step, form), force=force)

@@ -3,42 +3,41 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from lowtide.errors import InvalidArgumentError
-from lowtide.step.analysis.breakdown import by_module
-from lowtide.step.analysis.lifetimes import Lifetime, OpRecord, lifetimes, op_records
+from lowtide.step.analysis.ops import OpRecord, by_module, op_records
+from lowtide.step.analysis.storages import Lifetime, lifetimes
 from lowtide.step.graph import StepGraph
 
 Table = Literal["storages", "ops", "modules"]
+_MODULES = (
+    "name count identical num_ops forward_seconds backward_seconds optimizer_seconds "
+    "kept_bytes peak_bytes recompute_seconds"
+).split()
 
 
 def write_csv(step: StepGraph, out: TextIO, table: Table = "storages") -> None:
     """Write one row per storage, op or module."""
-    writer = csv.writer(out, lineterminator="\n")
+    rows: Sequence[Any]
     match table:
         case "storages":
-            names = [*_names(Lifetime), "bytes_per_second"]
-            rows: Any = lifetimes(step)
+            names = [*(f.name for f in fields(Lifetime)), "bytes_per_second"]
+            rows = lifetimes(step)
         case "ops":
-            names, rows = _names(OpRecord), op_records(step)
+            names, rows = [f.name for f in fields(OpRecord)], op_records(step)
         case "modules":
-            names = (
-                "name count identical num_ops forward_seconds backward_seconds "
-                "optimizer_seconds kept_bytes peak_bytes recompute_seconds"
-            ).split()
-            rows = by_module(step, depth=99)
+            names, rows = _MODULES, by_module(step, depth=99)
         case _:
             raise InvalidArgumentError(
                 f"table={table!r}",
                 "there is no such table",
                 'Use "storages", "ops" or "modules"',
             )
-    writer.writerow(names)
-    for row in rows:
-        writer.writerow([getattr(row, name) for name in names])
+    write_rows(out, names, ([getattr(row, name) for name in names] for row in rows))
 
 
 def save_csv(step: StepGraph, path: str | Path, table: Table = "storages") -> None:
@@ -47,5 +46,27 @@ def save_csv(step: StepGraph, path: str | Path, table: Table = "storages") -> No
         write_csv(step, out, table)
 
 
-def _names(record: type[Lifetime] | type[OpRecord]) -> list[str]:
-    return [f.name for f in fields(record)]
+def write_rows(
+    out: TextIO, headings: Sequence[str], rows: Iterable[Sequence[Any]]
+) -> None:
+    """Write a table of names and numbers that a spreadsheet shows as they are."""
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(headings)
+    writer.writerows([inert(cell) for cell in row] for row in rows)
+
+
+def inert(cell: Any) -> Any:
+    """The cell, with a quote before a text that a spreadsheet would take for a formula.
+
+    >>> inert("=1+1"), inert("-x"), inert("-2.5"), inert(-2.5), inert("conv1")
+    ("'=1+1", "'-x", '-2.5', -2.5, 'conv1')
+    """
+    if not isinstance(cell, str) or not cell.startswith(
+        ("=", "+", "-", "@", "\t", "\r")
+    ):
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return f"'{cell}"
+    return cell

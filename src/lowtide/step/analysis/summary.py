@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from math import inf, isfinite
 
-from lowtide.step.analysis.breakdown import Peak, Share, at_peak, by_module, shares
-from lowtide.step.format import format_bytes, format_percent, format_seconds
+from lowtide.step.analysis.ops import Share, by_module, shares
+from lowtide.step.analysis.peak import Peak, at_peak
+from lowtide.step.format import (
+    aligned,
+    format_bytes,
+    format_percent,
+    format_seconds,
+)
 from lowtide.step.graph import StepGraph
-
-_WORDS = {
-    "parameter": "parameters",
-    "buffer": "buffers",
-    "optimizer_state": "optimizer",
-    "input": "inputs",
-    "gradient": "gradients",
-    "activation": "activations",
-    "temporary": "temporaries",
-}
+from lowtide.step.names import KIND_NAMES, shortened
 
 
 def format_profile(
@@ -29,13 +26,13 @@ def format_profile(
         depth: How many names of a module path to show; by default as many as give a
             table worth reading.
         rows: At most so many modules, those that keep most.
-        floor: Whether to compute the least peak any plan reaches, which asks a planner.
+        floor: Whether to look for the lowest peak, which asks a planner.
     """
     peak = at_peak(step)
     lines = [_row("graph", _counts(step)), *_peak_lines(step, peak)]
     if floor:
-        reachable = f"{format_bytes(step.floor_bytes):12s} the least any plan can reach"
-        lines.append(_row("floor", reachable))
+        lowest = f"{format_bytes(step.floor_bytes):12s} the lowest peak found"
+        lines.append(_row("floor", lowest))
     lines.append(_row("time", _time(step)))
     lines += ["", *_module_table(step, depth, rows)]
     lines += [_row("note", note) for note in step.notes]
@@ -63,12 +60,12 @@ def _peak_lines(step: StepGraph, peak: Peak) -> list[str]:
     if peak.op >= 0:
         op = step.ops[peak.op]
         place = op.module or op.name
-        source = f" ({op.source})" if op.source else ""
-        where = f"at {op.phase} of {place}{source}"
+        source = f" ({shortened(op.source)})" if op.source else ""
+        where = f"at {op.phase} of {shortened(place)}{source}"
     powers = [p for p in (30, 20, 10) if peak.peak_bytes >= 2**p]
     unit = 2.0 ** (powers[0] if powers else 0)
     kinds = [
-        f"{_WORDS.get(kind, kind)} {nbytes / unit:.2f}"
+        f"{KIND_NAMES[kind]} {nbytes / unit:.2f}"
         for kind, nbytes in peak.by_kind().items()
         if nbytes / unit >= 0.005
     ]
@@ -106,11 +103,6 @@ def _module_table(step: StepGraph, depth: int | None, rows: int) -> list[str]:
     shown = [share for share in parts if share in shown]
     if not shown:
         return []
-    width = max(len("module"), *(len(share.name) for share in shown))
-    lines = [
-        f"{'module':{width}s} {'x':>4s} {'kept bytes':>12s} {'at peak':>12s} "
-        f"{'seconds':>10s} {'bytes/s of recompute':>22s}"
-    ]
     cheapest = max(
         (share for share in shown if share.kept_bytes * 50 > _kept(parts)),
         key=lambda share: (
@@ -118,14 +110,9 @@ def _module_table(step: StepGraph, depth: int | None, rows: int) -> list[str]:
         ),
         default=None,
     )
-    for share in shown:
-        mark = "  <- cheapest to drop" if share is cheapest and len(shown) > 1 else ""
-        lines.append(
-            f"{share.name:{width}s} {_count(share):>4s} "
-            f"{format_bytes(share.kept_bytes):>12s} "
-            f"{format_bytes(share.peak_bytes):>12s} "
-            f"{format_seconds(share.seconds):>10s} {_speed(share):>22s}{mark}"
-        )
+    lines = aligned(_HEADINGS, [_cells(share) for share in shown])
+    if cheapest is not None and len(shown) > 1:
+        lines[1 + shown.index(cheapest)] += "  <- cheapest to drop"
     if len(parts) > len(shown):
         rest = _kept(parts) - _kept(shown)
         hidden = len(parts) - len(shown)
@@ -135,8 +122,18 @@ def _module_table(step: StepGraph, depth: int | None, rows: int) -> list[str]:
     return lines
 
 
-def _count(share: Share) -> str:
-    return f"{share.count}" if share.identical else f"~{share.count}"
+_HEADINGS = ("module", "x", "kept bytes", "at peak", "seconds", "bytes/s of recompute")
+
+
+def _cells(share: Share) -> tuple[str, ...]:
+    return (
+        shortened(share.name),
+        f"{share.count}" if share.identical else f"~{share.count}",
+        format_bytes(share.kept_bytes),
+        format_bytes(share.peak_bytes),
+        format_seconds(share.seconds),
+        _speed(share),
+    )
 
 
 def _speed(share: Share) -> str:
