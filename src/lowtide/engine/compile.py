@@ -22,7 +22,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.fx.graph import _BoxedCodeGen
 from torch.utils._python_dispatch import _disable_current_modes
 
-from lowtide.engine.capture.eager import compute_as_eager
+from lowtide.engine.capture.eager import compute_as_eager, tracing_as_eager
 from lowtide.engine.capture.joint import Piece, read_joint
 from lowtide.engine.capture.step import step_of
 from lowtide.engine.capture.zeros import guess_absent, without_tangents
@@ -177,12 +177,13 @@ def _compile(
         watch.unplanned += 1
         return _boxed(module)
 
-    compiled = aot_autograd(
-        fw_compiler=forward_compiler,
-        bw_compiler=backward_compiler,
-        inference_compiler=inference_compiler,
-        partition_fn=partition,
-    )(gm, list(example_inputs))
+    with tracing_as_eager():
+        compiled = aot_autograd(
+            fw_compiler=forward_compiler,
+            bw_compiler=backward_compiler,
+            inference_compiler=inference_compiler,
+            partition_fn=partition,
+        )(gm, list(example_inputs))
 
     def call(*args: Any) -> Any:
         outputs = compiled(*args)
