@@ -21,7 +21,8 @@ from torch.utils import _pytree as pytree
 
 import lowtide
 
-EQUAL, NOT_CAPTURED, EAGER_DIFFERS = "equal", "not captured", "eager differs"
+EQUAL, NOT_CAPTURED = "equal", "not captured"
+EAGER_DIFFERS, EAGER_REFUSES = "eager differs from itself", "eager refuses"
 MOST_SAMPLES = 60  # to choose from
 
 
@@ -60,8 +61,7 @@ class OneOp(nn.Module):
 
 @dataclass
 class Outcome:
-    """What became of an op: `verdict` is EQUAL, NOT_CAPTURED, EAGER_DIFFERS, or what
-    differs; `reason` says more."""
+    """What became of an op: `verdict` is one of the words above, or what differs."""
 
     verdict: str
     reason: str = ""
@@ -104,7 +104,7 @@ def compare(op: Any, dtype: torch.dtype, number: int) -> Outcome:
         outcome = _compare(op.op, sample)
         outcome.reason = outcome.reason and f"sample {place}: {outcome.reason}"
         outcomes.append(outcome)
-    order = [EQUAL, EAGER_DIFFERS, NOT_CAPTURED]
+    order = [EQUAL, EAGER_REFUSES, EAGER_DIFFERS, NOT_CAPTURED]
     return max(
         outcomes,
         key=lambda o: order.index(o.verdict) if o.verdict in order else len(order),
@@ -116,7 +116,10 @@ def _compare(op: Callable[..., Any], sample: Any) -> Outcome:
     inputs = model.inputs
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        expected = train(copy.deepcopy(model), inputs)
+        try:
+            expected = train(copy.deepcopy(model), inputs)
+        except Exception as error:
+            return Outcome(EAGER_REFUSES, _first_line(error))
         if not any(name.startswith("grad") for name in expected):
             return Outcome(EQUAL)
         again = difference(train(copy.deepcopy(model), inputs), expected)
@@ -127,10 +130,15 @@ def _compare(op: Callable[..., Any], sample: Any) -> Outcome:
         try:
             actual = train(model, inputs)
         except Exception as error:
-            text = str(error).strip().splitlines() or [""]
-            return Outcome(NOT_CAPTURED, f"{type(error).__name__}: {text[0]}")
+            return Outcome(NOT_CAPTURED, _first_line(error))
     found = difference(actual, expected)
     return Outcome(found.split(":")[0], found) if found else Outcome(EQUAL)
+
+
+def _first_line(error: Exception) -> str:
+    inner = getattr(error, "inner_exception", error)
+    lines = str(inner).strip().splitlines() or [""]
+    return f"{type(inner).__name__}: {lines[0]}"
 
 
 def train(

@@ -211,3 +211,116 @@ def test_one_thread_traces_at_a_time() -> None:
         assert not entered.wait(0.2)
     other.join()
     assert entered.is_set()
+
+
+# The layout of gradients.
+
+BATCH = torch.randn(257, 129, generator=torch.Generator().manual_seed(6))
+WEIGHT = torch.randn(65, 257, generator=torch.Generator().manual_seed(7))
+
+LOSSES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "transposed": lambda y: (y.t() * WEIGHT).sum(),
+    "expanded": lambda y: y.sum(),
+    "expanded_rows": lambda y: (y.sum(0) * WEIGHT[:, 0]).sum(),
+    "strided": lambda y: (y[:, ::2] * WEIGHT.t()[:, ::2]).sum(),
+    "as_expected": lambda y: y.square().sum(),
+}
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(129, 97), nn.Tanh(), nn.Linear(97, 65))
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_gradients_keep_their_layout(name: str) -> None:
+    assert_as_eager(mlp(), lambda m: LOSSES[name](m(BATCH)))
+
+
+def test_layouts_may_change_from_step_to_step() -> None:
+    torch._dynamo.reset()
+    model = mlp()
+    plain = copy.deepcopy(model)
+    lowtide.optimize(model, budget="1 GiB", planner="recompute_all", time_limit=1)
+    for name in (*LOSSES, *LOSSES):
+        loss = LOSSES[name]
+        expected = step(plain, lambda m, loss=loss: loss(m(BATCH)))
+        actual = step(model, lambda m, loss=loss: loss(m(BATCH)))
+        assert not difference(actual, expected), name
+
+
+class Block(nn.Module):
+    """A residual block as in image generators: norm, convolution, attention."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm1 = nn.GroupNorm(4, channels)
+        self.conv1 = nn.Conv2d(channels, channels, 3, padding=1)
+        self.norm2 = nn.GroupNorm(4, channels)
+        self.qkv = nn.Linear(channels, 3 * channels)
+        self.out = nn.Linear(channels, channels)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.conv1(F.silu(self.norm1(x)))
+        rows = self.norm2(x).flatten(2).transpose(1, 2)
+        q, k, v = self.qkv(rows).chunk(3, -1)
+        rows = self.out(F.scaled_dot_product_attention(q, k, v))
+        return x + rows.transpose(1, 2).reshape(x.shape)
+
+
+class Hourglass(nn.Module):
+    """Down and up again, with a skip connection."""
+
+    def __init__(self, last: nn.Module) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, padding=1)
+        self.high = Block(8)
+        self.down = nn.Conv2d(8, 16, 3, stride=2, padding=1)
+        self.low = Block(16)
+        self.up = nn.Conv2d(16, 8, 3, padding=1)
+        self.join = nn.Conv2d(16, 8, 1)
+        self.last = last
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        high = self.high(self.first(x))
+        low = self.low(self.down(high))
+        up = self.up(F.interpolate(low, scale_factor=2.0, mode="nearest"))
+        return self.last(F.silu(self.join(torch.cat([up, high], 1))))
+
+
+@pytest.mark.parametrize(
+    "memory_format", [torch.contiguous_format, torch.channels_last]
+)
+@pytest.mark.parametrize("loss", ["permuted", "expanded", "plain"])
+def test_image_networks_keep_the_layout_of_eager(
+    memory_format: torch.memory_format, loss: str
+) -> None:
+    model = Hourglass(nn.Conv2d(8, 3, 3, padding=1))
+    model.to(memory_format=memory_format)  # pyright: ignore[reportCallIssue]
+    generator = torch.Generator().manual_seed(8)
+    x = torch.randn(2, 3, 16, 16, generator=generator)
+    x = x.contiguous(memory_format=memory_format)
+    target = torch.randn(2, 16, 16, 3, generator=generator)
+    losses: dict[str, Run] = {
+        "permuted": lambda m: (m(x).permute(0, 2, 3, 1) * target).sum(),
+        "expanded": lambda m: m(x).sum(),
+        "plain": lambda m: F.mse_loss(m(x), target.permute(0, 3, 1, 2)),
+    }
+    assert_as_eager(model, losses[loss])
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_backward_under_autocast_is_cast_as_eager(inside: bool) -> None:
+    x = torch.randn(64, 8, generator=torch.Generator().manual_seed(9))
+    model = Reused(nn.Linear(8, 8), 2, "nested")
+    plain = copy.deepcopy(model)
+    torch._dynamo.reset()
+    lowtide.optimize(model, budget="1 GiB", planner="recompute_all", time_limit=1)
+
+    def train(m: nn.Module) -> dict[str, torch.Tensor | None]:
+        with torch.autocast("cpu", torch.bfloat16, enabled=inside):
+            loss = m(x).float().square().sum()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss.backward()
+        return {name: p.grad for name, p in m.named_parameters()}
+
+    assert not difference(train(model), train(plain))

@@ -1,22 +1,24 @@
 """Where capture computes otherwise than the same step without it, and how it is undone.
 
 NOTE(torch>=2.13,<2.14): reaches into the Python dispatcher's tables (`py_kernels`,
-`_dispatch_cache`), into `proxy_tensor` for the autocast cache, and relies on capture
-replacing `dropout` by `native_dropout` on every device.
+`_dispatch_cache`), replaces a few functions of AOTAutograd and `proxy_tensor`, and
+relies on capture turning `dropout` into `native_dropout` on every device.
 
 Tracing is meant for compilers that will replace every kernel anyway, so it takes
 liberties with the numbers: it decomposes ops in Python, casts a weight once per use
-under autocast, and runs the backward under the forward's autocast. Our graphs run
-torch's own kernels, so here each of these liberties is taken back. `tracing_as_eager`
-holds while a graph is traced; `compute_as_eager` mends the graph that came out.
+under autocast, runs the backward under the forward's autocast, and copies gradients
+into the layout of the outputs. Our graphs run torch's own kernels, so here each of
+these liberties is taken back. `tracing_as_eager` holds while a graph is traced;
+`compute_as_eager` mends the graph that came out.
 """
 
 from __future__ import annotations
 
 import operator
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any, cast
 from unittest.mock import patch
 
@@ -25,34 +27,111 @@ from torch import fx
 from torch._C import DispatchKey
 from torch._dispatch.python import all_py_loaded_overloads
 from torch._functorch import config
+from torch._functorch._aot_autograd import graph_capture, subclass_utils
+from torch._functorch._aot_autograd.schemas import MemoryFormatMeta
 from torch._ops import OpOverload
+from torch.fx.experimental import proxy_tensor
 
 aten = torch.ops.aten
 
+# Batch norm changes statistics without saying so, and the others look at values.
+_KEPT = (
+    aten.native_batch_norm.default,
+    aten.cudnn_batch_norm.default,
+    aten.miopen_batch_norm.default,
+    aten.one_hot.default,
+    aten.tensor_split.tensor_indices_or_sections,
+)
 _DROPOUT = aten.native_dropout.default
 _DROPOUT_BACKWARD = aten.native_dropout_backward.default
 _TRACING = threading.RLock()
 
 
+@dataclass(frozen=True)
+class Arrival:
+    """In what form gradients reach a backward, and under which autocast.
+
+    `strides` are those of each gradient, `None` where they are the output's. `autocast`
+    names the devices for which autocast is on while the backward runs, and its type.
+    """
+
+    strides: tuple[tuple[int, ...] | None, ...] = ()
+    autocast: tuple[tuple[str, torch.dtype], ...] = ()
+
+
+AS_OUTPUTS = Arrival()
+
+
 @contextmanager
-def tracing_as_eager() -> Iterator[None]:
-    """Let AOTAutograd trace what eager runs.
+def tracing_as_eager(arrival: Arrival = AS_OUTPUTS) -> Iterator[None]:
+    """Let AOTAutograd trace what eager runs, for gradients that arrive like this.
 
     What is changed for the time of the block is global to the process, so only one
     thread is in it at a time. It may be entered again within itself.
     """
+
+    def with_strides(function: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(inputs, tuple):  # those of a joint graph
+            inputs = (inputs[0], _restrided(inputs[1], arrival.strides))
+        return _trace(function, inputs, *args, **kwargs)
+
+    autocast = [{"device_type": d, "dtype": t} for d, t in arrival.autocast]
     with _TRACING, ExitStack() as stack:
         stack.enter_context(_kernels_of_eager())
-        # Eager leaves autocast before the backward, or at least before each cast in it.
-        stack.enter_context(config.patch(backward_pass_autocast="off"))
+        stack.enter_context(config.patch(backward_pass_autocast=autocast or "off"))
         # A weight that is cast once has one gradient in the lower precision, in which
         # the gradients of its uses are summed. Tracing fears casts that some other
         # trace has made; but the cache knows tensors by identity, and every trace
         # makes its own. Only leaves are cached.
-        place = "torch.fx.experimental.proxy_tensor.disable_autocast_cache"
-        stack.enter_context(patch(place, nullcontext))
+        stack.enter_context(
+            patch.object(proxy_tensor, "disable_autocast_cache", _as_is)
+        )
         stack.enter_context(patch("torch._mirror_autograd_meta_to", _mirror))
+        # Whoever runs the graphs turns autocast off, and sees before whether it is on.
+        stack.enter_context(patch("torch._C._is_any_autocast_enabled", lambda: False))
+        stack.enter_context(
+            patch.object(subclass_utils, "maybe_suggest_memory_format", _any_layout)
+        )
+        stack.enter_context(patch.object(graph_capture, _TRACE, with_strides))
         yield
+
+
+def _as_is() -> Any:
+    return nullcontext()
+
+
+class _Anything:
+    """A shape, or strides, to which all others are equal."""
+
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+
+def _any_layout(tensor: torch.Tensor, asked: bool) -> MemoryFormatMeta | None:
+    """What layout a gradient is to have: it is left as it comes."""
+    del tensor
+    anything: Any = _Anything()
+    return MemoryFormatMeta(size=anything, stride=anything) if asked else None
+
+
+_TRACE = "_create_graph_and_save_traced_inputs"
+_trace = getattr(graph_capture, _TRACE)
+
+
+def _restrided(
+    tangents: Sequence[Any], strides: Sequence[tuple[int, ...] | None]
+) -> list[Any]:
+    found = list(tangents)
+    for place, wanted in enumerate(strides):
+        if wanted is not None:
+            old = found[place]
+            with old.fake_mode:
+                found[place] = torch.empty_strided(
+                    old.shape, wanted, dtype=old.dtype, device=old.device
+                )
+    return found
 
 
 @contextmanager
@@ -60,13 +139,14 @@ def _kernels_of_eager() -> Iterator[None]:
     """Hide the kernels that torch has in Python to decompose ops before autograd.
 
     They are there for symbolic shapes, which we do not have, and round otherwise than
-    the kernels of eager. Dropout keeps one, because the mask of `native_dropout` takes
-    a byte where eager's noise takes a number.
+    the kernels of eager. Those that tell tracing what eager's kernel does (`_KEPT`)
+    stay. Dropout gets another, because the mask of `native_dropout` takes a byte where
+    eager's noise takes a number.
     """
     hidden: list[tuple[OpOverload, dict[Any, Callable[..., Any]]]] = []
     for op in list(all_py_loaded_overloads()):
         decomposing = {k: f for k, f in op.py_kernels.items() if _is_before_autograd(k)}
-        if op.namespace == "aten" and decomposing:
+        if decomposing and op.namespace == "aten" and op not in _KEPT:
             hidden.append((op, decomposing))
     try:
         for op, decomposing in hidden:
