@@ -156,7 +156,7 @@ def train(
         if out.requires_grad:
             dense = out.to_dense() if out.layout != torch.strided else out
             if dense.is_complex():
-                dense = torch.view_as_real(dense)
+                dense = torch.view_as_real(dense.resolve_conj())
             weight = torch.randn(dense.shape, generator=weights, dtype=torch.float32)
             loss = loss + (dense * weight.to(dense.dtype)).sum()
     if loss.requires_grad:
@@ -199,7 +199,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
         if not torch.equal(a.isnan(), b.isnan()):
             return False
         a[a.isnan()], b[b.isnan()] = 0, 0
-    a, b = a.resolve_neg().flatten(), b.resolve_neg().flatten()
+    a, b = (v.resolve_neg().flatten().contiguous() for v in (a, b))
     return torch.equal(a.view(torch.uint8), b.view(torch.uint8))
 
 

@@ -90,6 +90,19 @@ def test_ops_run_the_kernels_of_eager(name: str) -> None:
     assert_as_eager(model, lambda m: m(IMAGES).square().sum())
 
 
+@pytest.mark.parametrize("zeros", [0, 1, 3])
+@pytest.mark.parametrize("along", [False, True])
+def test_products_are_differentiated_as_eager(zeros: int, along: bool) -> None:
+    factors = IMAGES.clone()
+    factors[0, 0, 0, :zeros] = 0.0
+
+    def product(h: torch.Tensor) -> torch.Tensor:
+        scaled = h.mean((0, 2, 3)).sum() * factors
+        return scaled.prod(3) if along else scaled[0, 0, :2].prod()
+
+    assert_as_eager(After(product), lambda m: m(IMAGES).square().sum())
+
+
 # 0.15 and 0.42 are shares whose scale in 64 bits is not that of 32 bits.
 @pytest.mark.parametrize("p", [0.0, 0.1, 0.15, 0.42, 0.5, 1.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

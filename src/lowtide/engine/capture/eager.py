@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import operator
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
@@ -29,8 +29,9 @@ from torch._dispatch.python import all_py_loaded_overloads
 from torch._functorch import config
 from torch._functorch._aot_autograd import graph_capture, subclass_utils
 from torch._functorch._aot_autograd.schemas import MemoryFormatMeta
-from torch._ops import OpOverload
 from torch.fx.experimental import proxy_tensor
+
+from lowtide.engine.capture.prod import product_kernels
 
 aten = torch.ops.aten
 
@@ -140,25 +141,31 @@ def _kernels_of_eager() -> Iterator[None]:
 
     They are there for symbolic shapes, which we do not have, and round otherwise than
     the kernels of eager. Those that tell tracing what eager's kernel does (`_KEPT`)
-    stay. Dropout gets another, because the mask of `native_dropout` takes a byte where
-    eager's noise takes a number.
+    stay. Products get one. Dropout gets another, because the mask of `native_dropout`
+    takes a byte where eager's noise takes a number.
     """
-    hidden: list[tuple[OpOverload, dict[Any, Callable[..., Any]]]] = []
-    for op in list(all_py_loaded_overloads()):
-        decomposing = {k: f for k, f in op.py_kernels.items() if _is_before_autograd(k)}
-        if decomposing and op.namespace == "aten" and op not in _KEPT:
-            hidden.append((op, decomposing))
+    own = {aten.dropout.default: _dropout, **product_kernels()}
+    before = {
+        op: dict(op.py_kernels)
+        for op in list(all_py_loaded_overloads())
+        if op in own
+        or (
+            (op.namespace == "aten" and op not in _KEPT)
+            and any(map(_is_before_autograd, op.py_kernels))
+        )
+    }
     try:
-        for op, decomposing in hidden:
-            for key in decomposing:
+        for op, kernels in before.items():
+            for key in filter(_is_before_autograd, kernels):
                 del op.py_kernels[key]
-            if op is aten.dropout.default:
-                op.py_kernels.update(dict.fromkeys(decomposing, _dropout))
+            if op in own:
+                op.py_kernels[DispatchKey.Autograd] = own[op]
             op._dispatch_cache.clear()
         yield
     finally:
-        for op, decomposing in hidden:
-            op.py_kernels.update(decomposing)
+        for op, kernels in before.items():
+            op.py_kernels.clear()
+            op.py_kernels.update(kernels)
             op._dispatch_cache.clear()
 
 
