@@ -3,6 +3,7 @@
     python benchmarks/op_sweep.py             # all; what is known is not run again
     python benchmarks/op_sweep.py --again     # also again what was not equal
     python benchmarks/op_sweep.py nn.functional.conv2d prod
+    python benchmarks/op_sweep.py --to elsewhere.json
 
 The ops and their samples are those of torch's own tests, in 32 and 16 bits. Each step
 is run twice in eager, to find ops that do not even agree with themselves, and once
@@ -13,6 +14,7 @@ some samples crash the process. Results go to `benchmarks/results/op_sweep.json`
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -79,28 +81,36 @@ def run(names: list[str]) -> dict[str, list[str]]:
     return done
 
 
-def main(arguments: list[str]) -> None:
+def main() -> None:
     """Compare what is not known yet, or what is named."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("ops", nargs="*")
+    parser.add_argument("--again", action="store_true")
+    parser.add_argument("--to", type=Path, default=RESULTS)
+    parser.add_argument("--child", action="store_true")
+    given = parser.parse_args()
+    if given.child:
+        return child(given.ops)
     known: dict[str, list[str]] = {}
-    if RESULTS.exists():
-        known = json.loads(RESULTS.read_text())["ops"]
+    if given.to.exists():
+        known = json.loads(given.to.read_text())["ops"]
     names = list(all_ops())
     wanted = [n for n in names if n not in known]
-    if "--again" in arguments:
+    if given.again:
         wanted = [n for n in names if known.get(n, [""])[0] != EQUAL]
-    elif arguments:
-        wanted = [n for n in names if n.rsplit(" ", 1)[0] in arguments]
+    elif given.ops:
+        wanted = [n for n in names if n.rsplit(" ", 1)[0] in given.ops]
     for first in range(0, len(wanted), CHUNK):
         outcomes = run(wanted[first : first + CHUNK])
         known.update(outcomes)
         for name, (verdict, reason) in outcomes.items():
             if verdict != EQUAL:
                 print(f"{name}: {verdict}: {reason}", flush=True)
-        write({n: known[n] for n in names if n in known})
+        write(given.to, {n: known[n] for n in names if n in known})
     print(dict(Counter(verdict for verdict, _ in known.values())))
 
 
-def write(known: dict[str, list[str]]) -> None:
+def write(path: Path, known: dict[str, list[str]]) -> None:
     """Save what is known so far."""
     counts = Counter(verdict for verdict, _ in known.values())
     record = {
@@ -109,11 +119,8 @@ def write(known: dict[str, list[str]]) -> None:
         "verdicts": dict(counts.most_common()),
         "ops": known,
     }
-    RESULTS.write_text(json.dumps(record, indent=1) + "\n")
+    path.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--child"]:
-        child(sys.argv[2:])
-    else:
-        main(sys.argv[1:])
+    main()

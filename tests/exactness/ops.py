@@ -199,7 +199,8 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
         if not torch.equal(a.isnan(), b.isnan()):
             return False
         a[a.isnan()], b[b.isnan()] = 0, 0
-    a, b = (v.resolve_neg().flatten().contiguous() for v in (a, b))
+    dense = torch.contiguous_format
+    a, b = (v.resolve_neg().flatten().clone(memory_format=dense) for v in (a, b))
     return torch.equal(a.view(torch.uint8), b.view(torch.uint8))
 
 
