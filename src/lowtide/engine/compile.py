@@ -28,7 +28,13 @@ from torch.fx.graph import _BoxedCodeGen
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lowtide.engine.bits import Unchanged
-from lowtide.engine.capture.eager import compute_as_eager
+from lowtide.engine.capture.arrival import Tracer, arrival_of, as_expected
+from lowtide.engine.capture.eager import (
+    AS_OUTPUTS,
+    Arrival,
+    compute_as_eager,
+    tracing_as_eager,
+)
 from lowtide.engine.capture.joint import Piece, read_joint
 from lowtide.engine.capture.step import step_of
 from lowtide.engine.capture.zeros import guess_absent, without_tangents
@@ -298,7 +304,9 @@ def _compile(
             for number, storage in enumerate(piece.storages)
             if not storage.resident and saved_name(piece, number) in saved
         )
-        others.append(_OtherBackwards(joint, num_fwd_outputs, halves.saved))
+        others.append(
+            _OtherBackwards(joint, num_fwd_outputs, halves.saved, tracer, backward)
+        )
         sums.append(SumWatch(piece, names, watch.told))
         return halves.forward, halves.backward
 
@@ -307,7 +315,8 @@ def _compile(
         run = _boxed(module)
 
         def forward(args: list[Any]) -> Any:
-            return watch.run(pieces[0], "forward", args, run)
+            with torch._C._DisableAutocast():
+                return watch.run(pieces[0], "forward", args, run)
 
         forward._boxed_call = True  # type: ignore[attr-defined]
         return forward
@@ -319,14 +328,17 @@ def _compile(
         def backward(args: list[Any]) -> Any:
             piece = pieces[0]
             absent = _absent(piece, args)
-            if absent == piece.absent_tangents:
-                gradients = watch.run(piece, "backward", args, run)
-                sums[0].note(gradients)
-                return gradients
-            watch.surprises += 1
-            watch.seen_absent = absent
-            other = others[0].for_absent(absent, piece, args)
-            return watch.run(piece, "backward", args, other)
+            arrival = _arrival(piece, args)
+            chosen = run
+            if absent != piece.absent_tangents:
+                watch.surprises += 1
+                watch.seen_absent = absent
+            if absent != piece.absent_tangents or arrival != AS_OUTPUTS:
+                chosen = others[0].find(absent, arrival, piece, args)
+            with torch._C._DisableAutocast():
+                gradients = watch.run(piece, "backward", args, chosen)
+            sums[0].note(gradients)
+            return gradients
 
         backward._boxed_call = True  # type: ignore[attr-defined]
         return backward
@@ -334,14 +346,23 @@ def _compile(
     def inference_compiler(module: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
         del inputs
         watch.unplanned += 1
-        return _boxed(module)
+        run = _boxed(module)
 
-    run_compiled = aot_autograd(
-        fw_compiler=forward_compiler,
-        bw_compiler=backward_compiler,
-        inference_compiler=inference_compiler,
-        partition_fn=partition,
-    )(gm, list(example_inputs))
+        def inference(args: list[Any]) -> Any:
+            with torch._C._DisableAutocast():
+                return run(args)
+
+        inference._boxed_call = True  # type: ignore[attr-defined]
+        return inference
+
+    tracer = Tracer(gm, example_inputs)
+    with tracing_as_eager():
+        run_compiled = aot_autograd(
+            fw_compiler=forward_compiler,
+            bw_compiler=backward_compiler,
+            inference_compiler=inference_compiler,
+            partition_fn=partition,
+        )(gm, list(example_inputs))
 
     is_first = True
 
@@ -402,35 +423,60 @@ def _absent(piece: Piece, args: list[Any]) -> frozenset[int]:
     return frozenset(place for place, value in enumerate(tangents) if value is None)
 
 
-class _OtherBackwards:
-    """Backwards for when other outputs are differentiated than was planned for.
+def _arrival(piece: Piece, args: list[Any]) -> Arrival:
+    """How the gradients came; in a dry run, as they were expected."""
+    first = len(args) - len(piece.tangents)
+    args[first:] = as_expected(piece.tangents, args[first:])
+    return arrival_of(piece.tangents, args[first:])
 
-    They start from what the planned forward saved and make the rest again, so their
-    gradients are right; their peak is not planned.
+
+class _OtherBackwards:
+    """Backwards for when gradients arrive otherwise than was planned for.
+
+    That is, for other outputs, in another layout, or under autocast. They start from
+    what the planned forward saved. If they run the ops that were planned, they run them
+    in that order; otherwise they make again what they need, so their gradients are
+    right, but their peak is not planned.
     """
 
     def __init__(
-        self, joint: fx.GraphModule, num_forward_outputs: int, saved: Sequence[str]
+        self,
+        joint: fx.GraphModule,
+        num_forward_outputs: int,
+        saved: Sequence[str],
+        tracer: Tracer,
+        planned: Sequence[int],
     ) -> None:
-        self.joint, self.num_forward_outputs = joint, num_forward_outputs
-        self.saved = saved
-        self.known: dict[frozenset[int], Callable[..., Any]] = {}
+        self.joints = {AS_OUTPUTS: joint}
+        self.num_forward_outputs = num_forward_outputs
+        self.saved, self.tracer, self.planned = saved, tracer, planned
+        self.known: dict[tuple[frozenset[int], Arrival], Callable[..., Any]] = {}
 
-    def for_absent(
-        self, absent: frozenset[int], piece: Piece, args: list[Any]
+    def find(
+        self, absent: frozenset[int], arrival: Arrival, piece: Piece, args: list[Any]
     ) -> Callable[..., Any]:
-        if absent in self.known:
-            return self.known[absent]
-        reduced = without_tangents(self.joint, absent) if absent else self.joint
+        """The backward for gradients that arrive like this."""
+        known = self.known.get((absent, arrival))
+        if known is not None:
+            return known
+        joint = self.joint(arrival)
+        reduced = without_tangents(joint, absent) if absent else joint
         if reduced is None:
             # The zeros reach an op we know nothing of, so they must be there.
             _fill_in_zeros(piece, args)
-            return self.for_absent(frozenset(), piece, args)
-        self.known[absent] = self.build(reduced, absent)
-        return self.known[absent]
+            return self.find(frozenset(), arrival, piece, args)
+        self.known[absent, arrival] = self.build(reduced, absent, piece)
+        return self.known[absent, arrival]
+
+    def joint(self, arrival: Arrival) -> fx.GraphModule:
+        if arrival not in self.joints:
+            traced = self.tracer.joint(arrival)
+            compute_as_eager(traced)
+            self.joints[arrival] = traced
+        return self.joints[arrival]
 
     def build(
-        self, joint: fx.GraphModule, absent: frozenset[int]
+        self, joint: fx.GraphModule, absent: frozenset[int], planned: Piece
     ) -> Callable[..., Any]:
         piece = read_joint(
             joint,
@@ -438,6 +484,8 @@ class _OtherBackwards:
             absent_tangents=absent,
         )
         step = step_of(piece)
+        if [op.name for op in step.ops] == [op.name for op in step_of(planned).ops]:
+            return _boxed(backward_from(piece, self.planned, self.saved))
         saved = set(self.saved)
         kept = [s for s in range(len(piece.storages)) if saved_name(piece, s) in saved]
         # An output that the forward did not save as well is out of reach.

@@ -1,0 +1,339 @@
+"""Where capture, left alone, computes other numbers than eager."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import lowtide
+from lowtide.engine.capture.eager import tracing_as_eager
+from tests.exactness.ops import difference
+
+Run = Callable[[nn.Module], torch.Tensor]
+
+
+def step(model: nn.Module, run: Run) -> dict[str, torch.Tensor | None]:
+    torch.manual_seed(1)
+    loss = run(model)
+    loss.backward()
+    seen: dict[str, torch.Tensor | None] = {"loss": loss.detach()}
+    seen |= {f"grad of {name}": p.grad for name, p in model.named_parameters()}
+    seen |= {f"buffer {name}": b.clone() for name, b in model.named_buffers()}
+    seen["generator"] = torch.get_rng_state()
+    return seen
+
+
+def assert_as_eager(model: nn.Module, run: Run, steps: int = 2) -> None:
+    """Train with everything recomputed and compare with eager, bit for bit."""
+    torch._dynamo.reset()
+    plain = copy.deepcopy(model)
+    lowtide.optimize(model, budget="1 GiB", planner="recompute_all", time_limit=1)
+    for number in range(steps):
+        expected = step(plain, run)
+        found = difference(step(model, run), expected)
+        assert not found, f"step {number}: {found}"
+        plain.zero_grad()
+        model.zero_grad()
+
+
+class After(nn.Module):
+    """A convolution and something behind it."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 6, 3)
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(self.conv(x))
+
+
+IMAGES = torch.randn(2, 3, 14, 14, generator=torch.Generator().manual_seed(3))
+
+# Ops for which torch has Python kernels that tracing would prefer.
+DECOMPOSED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "linear": lambda h: F.interpolate(h.flatten(2), scale_factor=2, mode="linear"),
+    "bilinear": lambda h: F.interpolate(h, scale_factor=1.7, mode="bilinear"),
+    "bilinear_aligned": lambda h: F.interpolate(
+        h, size=(31, 17), mode="bilinear", align_corners=True
+    ),
+    "bilinear_antialiased": lambda h: F.interpolate(
+        h, size=(7, 5), mode="bilinear", antialias=True
+    ),
+    "bicubic": lambda h: F.interpolate(h, scale_factor=2, mode="bicubic"),
+    "trilinear": lambda h: F.interpolate(
+        h.unsqueeze(1), scale_factor=2, mode="trilinear"
+    ),
+    "nearest": lambda h: F.interpolate(h, scale_factor=2),
+    "multi_margin_loss": lambda h: F.multi_margin_loss(
+        h.flatten(1), torch.tensor([1, 2])
+    ),
+    "multilabel_margin_loss": lambda h: F.multilabel_margin_loss(
+        h.flatten(1), torch.full((2, 864), -1).index_fill(1, torch.tensor([0]), 3)
+    ),
+    "hardshrink": lambda h: F.softshrink(F.hardshrink(h)),
+    "batched_matmul": lambda h: h @ h.transpose(-1, -2)[:, :1],
+    "cumprod": lambda h: h.cumprod(1),
+}
+
+
+@pytest.mark.parametrize("name", DECOMPOSED)
+def test_ops_run_the_kernels_of_eager(name: str) -> None:
+    model = After(DECOMPOSED[name])
+    assert_as_eager(model, lambda m: m(IMAGES).square().sum())
+
+
+@pytest.mark.parametrize("zeros", [0, 1, 3])
+@pytest.mark.parametrize("along", [False, True])
+def test_products_are_differentiated_as_eager(zeros: int, along: bool) -> None:
+    factors = IMAGES.clone()
+    factors[0, 0, 0, :zeros] = 0.0
+
+    def product(h: torch.Tensor) -> torch.Tensor:
+        scaled = h.mean((0, 2, 3)).sum() * factors
+        return scaled.prod(3) if along else scaled[0, 0, :2].prod()
+
+    assert_as_eager(After(product), lambda m: m(IMAGES).square().sum())
+
+
+# 0.15 and 0.42 are shares whose scale in 64 bits is not that of 32 bits.
+@pytest.mark.parametrize("p", [0.0, 0.1, 0.15, 0.42, 0.5, 1.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dropout_draws_and_scales_as_eager(p: float, dtype: torch.dtype) -> None:
+    model = After(nn.Dropout(p)).to(dtype)
+    x = IMAGES.to(dtype)
+    assert_as_eager(model, lambda m: m(x).square().sum())
+
+
+@pytest.mark.parametrize("layer", [nn.Dropout2d(0.3), nn.AlphaDropout(0.3)])
+def test_other_dropouts_draw_as_eager(layer: nn.Module) -> None:
+    assert_as_eager(After(layer), lambda m: m(IMAGES).square().sum())
+
+
+# Autocast.
+
+
+class Reused(nn.Module):
+    """Layers that are used several times, with autocast inside if asked for."""
+
+    def __init__(self, layer: nn.Module, times: int, inside: str = "") -> None:
+        super().__init__()
+        self.layer, self.times, self.inside = layer, times, inside
+        self.last = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.inside == "whole":
+            with torch.autocast("cpu", torch.bfloat16):
+                return self.body(x)
+        if self.inside == "each":
+            for _ in range(self.times):
+                with torch.autocast("cpu", torch.bfloat16):
+                    x = torch.tanh(self.layer(x))
+            return x
+        if self.inside == "nested":
+            with torch.autocast("cpu", torch.bfloat16):
+                x = self.layer(x)
+                with torch.autocast("cpu", torch.bfloat16):
+                    x = torch.tanh(self.layer(x))
+                with torch.autocast("cpu", enabled=False):
+                    x = torch.tanh(self.layer(x.float()))
+                return self.last(self.layer(x))
+        return self.body(x)
+
+    def body(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(self.times):
+            x = torch.tanh(self.layer(x))
+        return self.last(x)
+
+
+LAYERS = {
+    "linear": (lambda: nn.Linear(8, 8), (64, 8)),
+    "conv": (lambda: nn.Conv2d(4, 4, 3, padding=1), (3, 4, 8, 8)),
+}
+
+
+@pytest.mark.parametrize(("kind", "times"), [("linear", 2), ("linear", 3), ("conv", 2)])
+@pytest.mark.parametrize("inside", ["", "whole", "each", "nested"])
+@pytest.mark.parametrize("outside", [False, True])
+def test_autocast_casts_as_eager(
+    kind: str, times: int, inside: str, outside: bool
+) -> None:
+    make, shape = LAYERS[kind]
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(4))
+
+    def run(model: nn.Module) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=outside):
+            y = model(x)
+        return y.float().square().sum()
+
+    assert_as_eager(Reused(make(), times, inside), run)
+
+
+def test_autocast_without_a_cache_casts_each_time() -> None:
+    x = torch.randn(64, 8, generator=torch.Generator().manual_seed(5))
+
+    def run(model: nn.Module) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+            y = model(x)
+        return y.float().square().sum()
+
+    assert_as_eager(Reused(nn.Linear(8, 8), 3), run)
+
+
+# The context manager.
+
+
+def kernels() -> dict[Any, Any]:
+    ops = torch.ops.aten
+    return {
+        op: dict(op.py_kernels)
+        for op in (ops.dropout.default, ops.upsample_bilinear2d.vec, ops.matmul.default)
+    }
+
+
+def test_tracing_leaves_no_trace() -> None:
+    before = kernels()
+    with tracing_as_eager():
+        assert not kernels()[torch.ops.aten.matmul.default]
+        with tracing_as_eager():
+            assert not kernels()[torch.ops.aten.matmul.default]
+        assert not kernels()[torch.ops.aten.matmul.default]
+    assert kernels() == before
+    with pytest.raises(ZeroDivisionError), tracing_as_eager():
+        raise ZeroDivisionError
+    assert kernels() == before
+
+
+def test_one_thread_traces_at_a_time() -> None:
+    entered = threading.Event()
+
+    def enter() -> None:
+        with tracing_as_eager():
+            entered.set()
+
+    with tracing_as_eager():
+        other = threading.Thread(target=enter)
+        other.start()
+        assert not entered.wait(0.2)
+    other.join()
+    assert entered.is_set()
+
+
+# The layout of gradients.
+
+BATCH = torch.randn(257, 129, generator=torch.Generator().manual_seed(6))
+WEIGHT = torch.randn(65, 257, generator=torch.Generator().manual_seed(7))
+
+LOSSES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "transposed": lambda y: (y.t() * WEIGHT).sum(),
+    "expanded": lambda y: y.sum(),
+    "expanded_rows": lambda y: (y.sum(0) * WEIGHT[:, 0]).sum(),
+    "strided": lambda y: (y[:, ::2] * WEIGHT.t()[:, ::2]).sum(),
+    "as_expected": lambda y: y.square().sum(),
+}
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(129, 97), nn.Tanh(), nn.Linear(97, 65))
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_gradients_keep_their_layout(name: str) -> None:
+    assert_as_eager(mlp(), lambda m: LOSSES[name](m(BATCH)))
+
+
+def test_layouts_may_change_from_step_to_step() -> None:
+    torch._dynamo.reset()
+    model = mlp()
+    plain = copy.deepcopy(model)
+    lowtide.optimize(model, budget="1 GiB", planner="recompute_all", time_limit=1)
+    for name in (*LOSSES, *LOSSES):
+        loss = LOSSES[name]
+        expected = step(plain, lambda m, loss=loss: loss(m(BATCH)))
+        actual = step(model, lambda m, loss=loss: loss(m(BATCH)))
+        assert not difference(actual, expected), name
+
+
+class Block(nn.Module):
+    """A residual block as in image generators: norm, convolution, attention."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm1 = nn.GroupNorm(4, channels)
+        self.conv1 = nn.Conv2d(channels, channels, 3, padding=1)
+        self.norm2 = nn.GroupNorm(4, channels)
+        self.qkv = nn.Linear(channels, 3 * channels)
+        self.out = nn.Linear(channels, channels)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.conv1(F.silu(self.norm1(x)))
+        rows = self.norm2(x).flatten(2).transpose(1, 2)
+        q, k, v = self.qkv(rows).chunk(3, -1)
+        rows = self.out(F.scaled_dot_product_attention(q, k, v))
+        return x + rows.transpose(1, 2).reshape(x.shape)
+
+
+class Hourglass(nn.Module):
+    """Down and up again, with a skip connection."""
+
+    def __init__(self, last: nn.Module) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, padding=1)
+        self.high = Block(8)
+        self.down = nn.Conv2d(8, 16, 3, stride=2, padding=1)
+        self.low = Block(16)
+        self.up = nn.Conv2d(16, 8, 3, padding=1)
+        self.join = nn.Conv2d(16, 8, 1)
+        self.last = last
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        high = self.high(self.first(x))
+        low = self.low(self.down(high))
+        up = self.up(F.interpolate(low, scale_factor=2.0, mode="nearest"))
+        return self.last(F.silu(self.join(torch.cat([up, high], 1))))
+
+
+@pytest.mark.parametrize(
+    "memory_format", [torch.contiguous_format, torch.channels_last]
+)
+@pytest.mark.parametrize("loss", ["permuted", "expanded", "plain"])
+def test_image_networks_keep_the_layout_of_eager(
+    memory_format: torch.memory_format, loss: str
+) -> None:
+    model = Hourglass(nn.Conv2d(8, 3, 3, padding=1))
+    model.to(memory_format=memory_format)  # pyright: ignore[reportCallIssue]
+    generator = torch.Generator().manual_seed(8)
+    x = torch.randn(2, 3, 16, 16, generator=generator)
+    x = x.contiguous(memory_format=memory_format)
+    target = torch.randn(2, 16, 16, 3, generator=generator)
+    losses: dict[str, Run] = {
+        "permuted": lambda m: (m(x).permute(0, 2, 3, 1) * target).sum(),
+        "expanded": lambda m: m(x).sum(),
+        "plain": lambda m: F.mse_loss(m(x), target.permute(0, 3, 1, 2)),
+    }
+    assert_as_eager(model, losses[loss])
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_backward_under_autocast_is_cast_as_eager(inside: bool) -> None:
+    x = torch.randn(64, 8, generator=torch.Generator().manual_seed(9))
+    model = Reused(nn.Linear(8, 8), 2, "nested")
+    plain = copy.deepcopy(model)
+    torch._dynamo.reset()
+    lowtide.optimize(model, budget="1 GiB", planner="recompute_all", time_limit=1)
+
+    def train(m: nn.Module) -> dict[str, torch.Tensor | None]:
+        with torch.autocast("cpu", torch.bfloat16, enabled=inside):
+            loss = m(x).float().square().sum()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss.backward()
+        return {name: p.grad for name, p in m.named_parameters()}
+
+    assert not difference(train(model), train(plain))
