@@ -15,19 +15,15 @@ import itertools
 import logging
 import re
 import types
-import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
-from torch.fx.graph import _BoxedCodeGen
 from torch.utils._python_dispatch import _disable_current_modes
 
-from lowtide.engine.bits import Unchanged
 from lowtide.engine.capture.arrival import Tracer, arrival_of, as_expected
 from lowtide.engine.capture.eager import (
     AS_OUTPUTS,
@@ -36,100 +32,24 @@ from lowtide.engine.capture.eager import (
     tracing_as_eager,
 )
 from lowtide.engine.capture.joint import Piece, read_joint
-from lowtide.engine.capture.step import step_of
 from lowtide.engine.capture.zeros import guess_absent, without_tangents
 from lowtide.engine.orders import Orders
-from lowtide.engine.rewrite import backward_from, saved_name, split
+from lowtide.engine.others import OtherBackwards, boxed
+from lowtide.engine.rewrite import saved_name, split
 from lowtide.engine.sums import SumWatch
+from lowtide.engine.watch import Watch, compiled_node
 from lowtide.errors import (
     CaptureError,
     LowtideError,
     UnsupportedTorchError,
-    VerificationError,
 )
-from lowtide.step.graph import Kind, Phase
-from lowtide.step.schedule import sequence_from_kept
+from lowtide.step.graph import Kind
 
 Decide = Callable[[Piece], Orders]
 _NUMBERS = itertools.count()
 log = logging.getLogger("lowtide.run")
 
 _TESTED = ("2", "13")
-Around = Callable[[Piece, Phase, list[Any], Callable[[list[Any]], Any]], Any]
-
-
-@dataclass
-class Watch:
-    """What happened at run time, for those who must know.
-
-    `forwards` and `backwards` count the runs of planned graphs, `graphs` the graphs
-    that were planned, `unplanned` those without a backward, `left` says for each graph
-    that runs as it is why it could not be planned. `around`, if given, is
-    called instead of each run, with the piece, the phase, the arguments and the run.
-    `surprises` counts backwards of other outputs than were planned for, `seen_absent`
-    is what the last of them went without, `expected_absent` what to plan for instead of
-    a guess. `held` has an entry for each forward whose backward may still come.
-    `unchanged` is asked once, when the next backward begins. `told` are the
-    parameters of which it was said that their gradients are summed otherwise.
-    """
-
-    forwards: int = 0
-    backwards: int = 0
-    graphs: int = 0
-    unplanned: int = 0
-    left: list[str] = field(default_factory=list[str])
-    held: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
-    around: Around | None = None
-    surprises: int = 0
-    seen_absent: frozenset[int] | None = None
-    expected_absent: frozenset[int] | None = None
-    unchanged: Unchanged | None = None
-    told: set[str] = field(default_factory=set[str])
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes that graphs keep for backwards that have not run yet."""
-        return sum(nbytes for _, nbytes in self.held.values())
-
-    def run(
-        self, piece: Piece, phase: Phase, args: list[Any], run: Callable[..., Any]
-    ) -> Any:
-        """Run one half of a piece."""
-        if phase == "forward":
-            self.forwards += 1
-        else:
-            self.backwards += 1
-            if self.unchanged is not None:
-                self.check_unchanged(self.unchanged)
-            own = [k for k, (owner, _) in self.held.items() if owner == id(piece)]
-            for key in own[-1:]:
-                del self.held[key]
-        return self.around(piece, phase, args, run) if self.around else run(args)
-
-    def check_unchanged(self, unchanged: Unchanged) -> None:
-        """Raise if what a backward is computed from is not what its forward saw."""
-        self.unchanged = None
-        changed = unchanged.first_changed()
-        if changed is not None:
-            raise VerificationError(
-                changed,
-                "its memory was changed between the forward and the backward, and what "
-                "is recomputed from it would be wrong",
-            )
-
-    def hold(self, piece: Piece, outputs: Any) -> None:
-        """Count what a forward keeps until its backward has run or cannot come."""
-        node = _compiled_node(outputs)
-        if node is None:
-            return
-        token = _Held()
-        self.held[id(token)] = id(piece), piece.kept_bytes
-        weakref.finalize(token, self.held.pop, id(token), None)
-        node.lowtide_held = token  # lives as long as autograd's graph does
-
-
-class _Held:
-    """Stands in autograd's graph for what a forward has kept."""
 
 
 def compiled(
@@ -259,7 +179,7 @@ def _compile(
 ) -> Callable[..., Any]:
     kinds, names = _roles(gm, example_inputs)
     pieces: list[Piece] = []
-    others: list[_OtherBackwards] = []
+    others: list[OtherBackwards] = []
     sums: list[SumWatch] = []
 
     def partition(
@@ -305,14 +225,14 @@ def _compile(
             if not storage.resident and saved_name(piece, number) in saved
         )
         others.append(
-            _OtherBackwards(joint, num_fwd_outputs, halves.saved, tracer, backward)
+            OtherBackwards(joint, num_fwd_outputs, halves.saved, tracer, backward)
         )
         sums.append(SumWatch(piece, names, watch.told))
         return halves.forward, halves.backward
 
     def forward_compiler(module: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
         del inputs
-        run = _boxed(module)
+        run = boxed(module)
 
         def forward(args: list[Any]) -> Any:
             with torch._C._DisableAutocast():
@@ -323,7 +243,7 @@ def _compile(
 
     def backward_compiler(module: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
         del inputs
-        run = _boxed(module)
+        run = boxed(module)
 
         def backward(args: list[Any]) -> Any:
             piece = pieces[0]
@@ -346,7 +266,7 @@ def _compile(
     def inference_compiler(module: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
         del inputs
         watch.unplanned += 1
-        run = _boxed(module)
+        run = boxed(module)
 
         def inference(args: list[Any]) -> Any:
             with torch._C._DisableAutocast():
@@ -404,19 +324,6 @@ def read_piece(
     )
 
 
-def _boxed(module: fx.GraphModule) -> Callable[..., Any]:
-    """The module as a function that takes a list and empties it."""
-    module.graph.set_codegen(_BoxedCodeGen())
-    module.recompile()
-    forward = module.forward
-
-    def run(args: list[Any]) -> Any:
-        return forward(args)
-
-    run._boxed_call = True  # type: ignore[attr-defined]
-    return run
-
-
 def _absent(piece: Piece, args: list[Any]) -> frozenset[int]:
     """Places of the gradients that did not come."""
     tangents = args[len(args) - len(piece.tangents) :]
@@ -430,101 +337,11 @@ def _arrival(piece: Piece, args: list[Any]) -> Arrival:
     return arrival_of(piece.tangents, args[first:])
 
 
-class _OtherBackwards:
-    """Backwards for when gradients arrive otherwise than was planned for.
-
-    That is, for other outputs, in another layout, or under autocast. They start from
-    what the planned forward saved. If they run the ops that were planned, they run them
-    in that order; otherwise they make again what they need, so their gradients are
-    right, but their peak is not planned.
-    """
-
-    def __init__(
-        self,
-        joint: fx.GraphModule,
-        num_forward_outputs: int,
-        saved: Sequence[str],
-        tracer: Tracer,
-        planned: Sequence[int],
-    ) -> None:
-        self.joints = {AS_OUTPUTS: joint}
-        self.num_forward_outputs = num_forward_outputs
-        self.saved, self.tracer, self.planned = saved, tracer, planned
-        self.known: dict[tuple[frozenset[int], Arrival], Callable[..., Any]] = {}
-
-    def find(
-        self, absent: frozenset[int], arrival: Arrival, piece: Piece, args: list[Any]
-    ) -> Callable[..., Any]:
-        """The backward for gradients that arrive like this."""
-        known = self.known.get((absent, arrival))
-        if known is not None:
-            return known
-        joint = self.joint(arrival)
-        reduced = without_tangents(joint, absent) if absent else joint
-        if reduced is None:
-            # The zeros reach an op we know nothing of, so they must be there.
-            _fill_in_zeros(piece, args)
-            return self.find(frozenset(), arrival, piece, args)
-        self.known[absent, arrival] = self.build(reduced, absent, piece)
-        return self.known[absent, arrival]
-
-    def joint(self, arrival: Arrival) -> fx.GraphModule:
-        if arrival not in self.joints:
-            traced = self.tracer.joint(arrival)
-            compute_as_eager(traced)
-            self.joints[arrival] = traced
-        return self.joints[arrival]
-
-    def build(
-        self, joint: fx.GraphModule, absent: frozenset[int], planned: Piece
-    ) -> Callable[..., Any]:
-        piece = read_joint(
-            joint,
-            num_forward_outputs=self.num_forward_outputs,
-            absent_tangents=absent,
-        )
-        step = step_of(piece)
-        if [op.name for op in step.ops] == [op.name for op in step_of(planned).ops]:
-            return _boxed(backward_from(piece, self.planned, self.saved))
-        saved = set(self.saved)
-        kept = [s for s in range(len(piece.storages)) if saved_name(piece, s) in saved]
-        # An output that the forward did not save as well is out of reach.
-        early = {s for op in step.ops[: step.turn] for s in op.writes}
-        outputs = tuple(s for s in step.outputs if s in kept or s not in early)
-        step = replace(step, outputs=outputs)
-        sequence = sequence_from_kept(step, kept)
-        backward = sequence[sequence.index(step.turn) + 1 :]
-        return _boxed(backward_from(piece, backward, self.saved))
-
-
-def _fill_in_zeros(piece: Piece, args: list[Any]) -> None:
-    first = len(args) - len(piece.tangents)
-    for place, node in enumerate(piece.tangents):
-        if args[first + place] is None:
-            fake = node.meta["val"]
-            args[first + place] = torch.zeros(
-                fake.shape, dtype=fake.dtype, device=fake.device
-            )
-
-
 def _leave_missing_gradients_out(outputs: Any) -> None:
     """Tell autograd to pass on missing gradients instead of filling in zeros."""
-    node = _compiled_node(outputs)
+    node = compiled_node(outputs)
     if node is not None:
         node.set_materialize_grads(False)
-
-
-def _compiled_node(outputs: Any) -> Any:
-    """The context of the compiled function: an output's `grad_fn`, or a view of it."""
-    for value in outputs if isinstance(outputs, list | tuple) else (outputs,):
-        node = getattr(value, "grad_fn", None)
-        for _ in range(3):
-            if node is None:
-                break
-            if hasattr(node, "set_materialize_grads"):
-                return node
-            node = node.next_functions[0][0] if node.next_functions else None
-    return None
 
 
 _SOURCE_PART = re.compile(r"_(?:modules|parameters|buffers)\['([^']+)'\]")

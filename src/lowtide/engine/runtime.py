@@ -31,13 +31,14 @@ from lowtide import planners
 from lowtide.engine.bits import Unchanged
 from lowtide.engine.capture.joint import Piece
 from lowtide.engine.capture.step import step_of
-from lowtide.engine.compile import Watch, compiled, explain_failure, reason_of
+from lowtide.engine.compile import compiled, explain_failure, reason_of
 from lowtide.engine.notices import announce, warn
 from lowtide.engine.orders import Orders, orders_of
 from lowtide.engine.prepare import Unpriced, prepare, with_room_at_turn
 from lowtide.engine.shares import plans_by_share
 from lowtide.engine.trace import look
 from lowtide.engine.training import default_loss
+from lowtide.engine.watch import Watch
 from lowtide.errors import (
     BudgetTooSmallError,
     CaptureError,

@@ -26,9 +26,10 @@ from torch.utils import _pytree as pytree
 from lowtide.engine.aside import run_aside
 from lowtide.engine.capture.joint import Piece
 from lowtide.engine.capture.record import Recorder, Recording
-from lowtide.engine.compile import Watch, compiled
+from lowtide.engine.compile import compiled
 from lowtide.engine.orders import keep_everything
 from lowtide.engine.prepare import Unpriced, unpriced
+from lowtide.engine.watch import Watch
 from lowtide.errors import CaptureError, LowtideError
 from lowtide.step.graph import Phase
 
