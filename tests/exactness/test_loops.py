@@ -690,3 +690,10 @@ def test_the_backend_says_where_torch_stops():
         model(torch.randn(3, 8)).backward()
         with pytest.warns(LowtideWarning, match="recompile_limit"):
             model(torch.randn(4, 8)).backward()
+
+
+def test_dropout_keeps_a_byte_for_each_number():
+    step = lowtide.profile(Small(lambda h: F.dropout(h, 0.5)), torch.randn(4, 8))
+    (drawn,) = [op for op in step.ops if op.once == "draws random numbers"]
+    masks = [step.storages[s] for s in drawn.writes if step.storages[s].dtype == "bool"]
+    assert [mask.nbytes for mask in masks] == [4 * 8]

@@ -24,7 +24,12 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch.utils._python_dispatch import _disable_current_modes
 
-from lowtide.engine.capture.arrival import Tracer, arrival_of, as_expected
+from lowtide.engine.capture.arrival import (
+    Tracer,
+    arrival_of,
+    as_expected,
+    copied_as_expected,
+)
 from lowtide.engine.capture.eager import (
     AS_OUTPUTS,
     Arrival,
@@ -33,6 +38,7 @@ from lowtide.engine.capture.eager import (
 )
 from lowtide.engine.capture.joint import Piece, read_joint
 from lowtide.engine.capture.zeros import guess_absent, without_tangents
+from lowtide.engine.notices import warn
 from lowtide.engine.orders import Orders
 from lowtide.engine.others import OtherBackwards, boxed
 from lowtide.engine.rewrite import saved_name, split
@@ -249,6 +255,9 @@ def _compile(
             piece = pieces[0]
             absent = _absent(piece, args)
             arrival = _arrival(piece, args)
+            if arrival != AS_OUTPUTS and not tracer.can_trace:
+                _copy_as_expected(piece, args, watch.told)
+                arrival = AS_OUTPUTS
             chosen = run
             if absent != piece.absent_tangents:
                 watch.surprises += 1
@@ -335,6 +344,19 @@ def _arrival(piece: Piece, args: list[Any]) -> Arrival:
     first = len(args) - len(piece.tangents)
     args[first:] = as_expected(piece.tangents, args[first:])
     return arrival_of(piece.tangents, args[first:])
+
+
+def _copy_as_expected(piece: Piece, args: list[Any], told: set[str]) -> None:
+    """Bring gradients into the layout that was captured, and say it once."""
+    first = len(args) - len(piece.tangents)
+    args[first:] = copied_as_expected(piece.tangents, args[first:])
+    if "layout" not in told:
+        told.add("layout")
+        warn(
+            "lowtide: a gradient arrives in another layout than its output has, at a "
+            "graph with Python numbers among its inputs, and is copied. Sums over it "
+            "may differ from eager's in the last bit. Pass the numbers as tensors."
+        )
 
 
 def _leave_missing_gradients_out(outputs: Any) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.source import FloatTensorSource
 from torch._guards import detect_fake_mode
 from torch._subclasses import FakeTensor
 
@@ -75,23 +76,48 @@ def as_expected(
     ]
 
 
+def copied_as_expected(
+    expected: Sequence[fx.Node], gradients: Sequence[torch.Tensor | None]
+) -> list[torch.Tensor | None]:
+    """The gradients with the strides that they were expected to have."""
+    found: list[torch.Tensor | None] = []
+    for given, node in zip(gradients, expected, strict=True):
+        if given is not None and not _same_layout(given, node.meta["val"]):
+            strides = node.meta["val"].stride()
+            given = torch.empty_strided(
+                given.shape, strides, dtype=given.dtype, device=given.device
+            ).copy_(given)
+        found.append(given)
+    return found
+
+
 class Tracer:
     """Traces a graph of dynamo again, for gradients that arrive in another form.
 
     It holds the graph and its inputs without their bytes. To be made while dynamo
-    compiles.
+    compiles. A graph with numbers among its inputs cannot be traced again: the numbers
+    would become constants.
     """
 
     def __init__(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> None:
-        mode = detect_fake_mode(example_inputs)
-        assert mode is not None, "dynamo traces with fake tensors"
         self.gm = gm
-        self.inputs = [
-            mode.from_tensor(v, static_shapes=True)
-            if isinstance(v, torch.Tensor) and not isinstance(v, FakeTensor)
-            else v
-            for v in example_inputs
-        ]
+        self.inputs: list[Any] = []
+        self.can_trace = not any(
+            isinstance(getattr(node, "_dynamo_source", None), FloatTensorSource)
+            or not isinstance(value, torch.Tensor)
+            for node, value in zip(
+                gm.graph.find_nodes(op="placeholder"), example_inputs, strict=True
+            )
+        )
+        if self.can_trace:
+            mode = detect_fake_mode(example_inputs)
+            assert mode is not None, "dynamo traces with fake tensors"
+            self.inputs = [
+                v
+                if isinstance(v, FakeTensor)
+                else mode.from_tensor(v, static_shapes=True)
+                for v in example_inputs
+            ]
         self.autocast = _autocast()
         self.caches = torch.is_autocast_cache_enabled()
 

@@ -159,7 +159,9 @@ def _kernels_of_eager() -> Iterator[None]:
             for key in filter(_is_before_autograd, kernels):
                 del op.py_kernels[key]
             if op in own:
+                # The second is asked first where the op is made of others.
                 op.py_kernels[DispatchKey.Autograd] = own[op]
+                op.py_kernels[DispatchKey.CompositeImplicitAutograd] = own[op]
             op._dispatch_cache.clear()
         yield
     finally:
