@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from lowtide.errors import BudgetTooSmallError, InvalidArgumentError
 from lowtide.shell.failures import say
+from lowtide.shell.options import read_budget, words_of
 from lowtide.shell.page import Page, user_prints_elsewhere
 from lowtide.shell.progress import stage
 from lowtide.shell.target import Target, build, load_api, profile
-from lowtide.shell.verbs.plan import checked_budget
 from lowtide.step.format import format_bytes, format_percent, format_seconds
 from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan
@@ -57,12 +57,11 @@ def run_against(
             "a saved file holds no model, and every method runs one",
             "Give the model or function that it was profiled from",
         )
-    words = [part.strip() for part in budgets.split(",") if part.strip()]
     by_word = (THEIRS, FLOOR, ACTIVATIONS)
-    wanted = [w if w in by_word else checked_budget(w) for w in words]
+    wanted = [w if w in by_word else read_budget(w) for w in words_of(budgets)]
     load_api()
+    from lowtide.engine.bench.activations import activation_peak_bytes, plan_for_cut
     from lowtide.engine.bench.against import Row, compare_methods
-    from lowtide.engine.bench.feng import activation_peak_bytes, plan_for_cut
     from lowtide.engine.bench.methods import methods_named, planned_method
     from lowtide.planners._request import plan as make_plan
 
@@ -225,8 +224,7 @@ def show_against(page: Page, name: str, data: dict[str, Any]) -> None:
     matched = list(_matched(data["rows"]))
     if not matched:
         return
-    page.line()
-    page.line("At the peak of each other method", "bold")
+    page.heading("At the peak of each other method")
     page.table(
         ("method", "allocated", "time", "lowtide", "time", "share", "bound"),
         matched,

@@ -25,15 +25,15 @@ class Page:
     written once for both.
     """
 
-    def __init__(self, *, as_json: bool = False, out: TextIO | None = None) -> None:
-        self.as_json = as_json
-        self.out = out or sys.stdout
+    as_json = False
+
+    def __post_init__(self) -> None:
+        self.out = sys.stdout
         self.console = console_for(self.out)
 
     def line(self, text: str = "", style: str = "") -> None:
         """One paragraph."""
-        if not self.as_json:
-            self._write(Text(printable(text), style=style))
+        self._write(Text(printable(text), style=style))
 
     def heading(self, text: str) -> None:
         """A bold line, after an empty one."""
@@ -76,16 +76,10 @@ class Page:
         if self.as_json:
             self.out.write(json.dumps(data, indent=1, default=str) + "\n")
 
-    def next(self, *command: str) -> None:
-        """Ends the text with the command that is most likely wanted now.
-
-        The command is not wrapped, so that it can be copied.
-        """
-        if not self.as_json:
-            line = Text("next: ", style="dim").append(
-                printable(command_line(*command)), style="bold"
-            )
-            self._write(line, no_wrap=True, crop=False, overflow="ignore")
+    def command(self, text: str) -> None:
+        """The next command, on one line, so that it can be copied."""
+        line = Text("next: ", style="dim").append(printable(text), style="bold")
+        self._write(line, no_wrap=True, crop=False, overflow="ignore")
 
     def _write(self, thing: Any, **options: Any) -> None:
         if self.as_json:
@@ -93,7 +87,8 @@ class Page:
         with self.console.capture() as capture:
             self.console.print(thing, **options)
         # Tables pad their last column; a text that is kept in a file should not.
-        self.out.writelines(f"{line.rstrip()}\n" for line in _lines(capture.get()))
+        lines = capture.get().removesuffix("\n").split("\n")
+        self.out.writelines(f"{line.rstrip()}\n" for line in lines)
 
 
 def command_line(*words: str) -> str:
@@ -136,7 +131,3 @@ def user_prints_elsewhere() -> Iterator[None]:
         yield
     finally:
         sys.stdout = before
-
-
-def _lines(text: str) -> list[str]:
-    return text.split("\n")[:-1] if text.endswith("\n") else text.split("\n")
