@@ -87,7 +87,6 @@ def run_against(
                 continue
         planned.append((row, plan))
     own_rows = with_peaks(planned, asked, jobs)
-    found = {row.name: row for row in (*others_rows, *own_rows)}
     methods = [
         *others,
         *(planned_method(row.name, row.label, p) for row, p in planned if p),
@@ -100,9 +99,9 @@ def run_against(
             example.batch,
             example.loss,
             steps=steps,
+            known=(*others_rows, *own_rows),
             progress=lambda label: advance(next(done), len(methods)),
         )
-    rows = [_with_peak_of(row, found[row.name]) for row in rows]
     return {
         "lowtide": "bench",
         "target": list(asked.words),
@@ -183,27 +182,6 @@ def _bound_ratio(plan: Plan) -> float:
     if not plan.baseline_seconds:
         return 0.0
     return plan.proof.bound_seconds / plan.baseline_seconds
-
-
-def _with_peak_of(row: Row, measured: Row) -> Row:
-    """The row of times and numbers, with the peaks taken before."""
-    return replace(
-        measured,
-        **{
-            name: getattr(row, name)
-            for name in (
-                "seconds",
-                "time_ratio",
-                "is_loss_equal",
-                "num_gradients",
-                "num_wrong_gradients",
-                "largest_difference",
-                "num_wrong_buffers",
-                "is_random_state_equal",
-                "problem",
-            )
-        },
-    )
 
 
 def show_against(page: Page, name: str, data: dict[str, Any]) -> None:

@@ -29,7 +29,7 @@ def option(help: str, metavar: str, *names: str, **more: Any) -> Any:
     )
 
 
-def output(help: str = "Where to write it.") -> Any:
+def saved_as(help: str = "Where to write it.") -> Any:
     """The option that names the file to write."""
     return option(help, "FILE", "--output", "-o")
 
@@ -97,7 +97,7 @@ Planner = Annotated[
 TimeLimit = Annotated[
     float, typer.Option(min=0.0, metavar="SECONDS", help="For the search of a plan.")
 ]
-Output = Annotated[Path | None, output()]
+Output = Annotated[Path | None, saved_as()]
 StepFile = Annotated[
     Path | None,
     option(

@@ -20,9 +20,9 @@ from lowtide.shell.options import (
     TimeLimit,
     option,
     read_budget,
+    saved_as,
     words_of,
 )
-from lowtide.shell.options import output as output_option
 from lowtide.shell.page import user_prints_elsewhere
 from lowtide.shell.progress import note, stage
 from lowtide.shell.target import Target, build, load_api, read_target, step_of
@@ -55,9 +55,7 @@ def batch(
     ] = None,
     output: Annotated[
         Path | None,
-        output_option(
-            "A picture (.png, .svg, .pdf), a report (.html) or data (.json)."
-        ),
+        saved_as("A picture (.png, .svg, .pdf), a report (.html) or data (.json)."),
     ] = None,
     run: Annotated[
         bool,

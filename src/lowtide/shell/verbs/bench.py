@@ -18,8 +18,8 @@ from lowtide.shell.options import (
     argument,
     flag,
     option,
+    saved_as,
 )
-from lowtide.shell.options import output as output_option
 from lowtide.shell.target import read_target
 
 
@@ -60,7 +60,7 @@ def bench(
         int, typer.Option(min=1, metavar="N", help="Peaks to take at the same time.")
     ] = 1,
     output: Annotated[
-        Path | None, output_option("Data (.json) or a picture (.png, .svg, .pdf).")
+        Path | None, saved_as("Data (.json) or a picture (.png, .svg, .pdf).")
     ] = None,
     planner: Planner = "auto",
     time_limit: TimeLimit = 10.0,

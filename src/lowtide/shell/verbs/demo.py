@@ -11,8 +11,7 @@ import typer
 
 from lowtide.shell.failures import NOT_VERIFIED, say
 from lowtide.shell.frame import SavingFrame
-from lowtide.shell.options import output as output_option
-from lowtide.shell.options import read_budget
+from lowtide.shell.options import read_budget, saved_as
 from lowtide.shell.progress import stage
 from lowtide.shell.target import load_api
 from lowtide.step.format import format_bytes, format_percent, format_seconds
@@ -27,7 +26,7 @@ def demo(
         str, typer.Option(metavar="SIZE", help="Peak of the whole step.")
     ] = "60%",
     output: Annotated[
-        Path, output_option("Where to write the report.  [default: demo.html]")
+        Path, saved_as("Where to write the report.  [default: demo.html]")
     ] = Path("demo.html"),
     steps: Annotated[
         int, typer.Option(min=2, metavar="N", help="Training steps of each run.")

@@ -7,8 +7,7 @@ from typing import Annotated
 
 from lowtide.shell import complete, files
 from lowtide.shell.frame import SavingFrame
-from lowtide.shell.options import StepFile, argument
-from lowtide.shell.options import output as output_option
+from lowtide.shell.options import StepFile, argument, saved_as
 from lowtide.shell.target import step_if_known
 from lowtide.step.plan import Plan
 
@@ -20,7 +19,7 @@ def diff(
     first: _File,
     second: _File,
     output: Annotated[
-        Path | None, output_option("Also draw both in a report: .html.")
+        Path | None, saved_as("Also draw both in a report: .html.")
     ] = None,
     step_file: StepFile = None,
 ) -> None:

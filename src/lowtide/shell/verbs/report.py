@@ -10,8 +10,7 @@ import typer
 from lowtide.shell import complete
 from lowtide.shell import files as _files
 from lowtide.shell.frame import Content, SavingFrame
-from lowtide.shell.options import StepFile, argument, flag, option
-from lowtide.shell.options import output as output_option
+from lowtide.shell.options import StepFile, argument, flag, option, saved_as
 from lowtide.shell.page import command_line
 from lowtide.shell.target import step_if_known
 from lowtide.step.graph import StepGraph
@@ -30,7 +29,7 @@ def report(
     ],
     output: Annotated[
         Path | None,
-        output_option("Where to write it: .html, .json or .txt.  [default: NAME.html]"),
+        saved_as("Where to write it: .html, .json or .txt.  [default: NAME.html]"),
     ] = None,
     text: Annotated[bool, flag("--text", "Print it here, and write no file.")] = False,
     plots: Annotated[

@@ -10,8 +10,14 @@ import typer
 
 from lowtide.shell.failures import say
 from lowtide.shell.frame import Content, SavingFrame, interrupted
-from lowtide.shell.options import Planner, StepSource, TimeLimit, read_budget, words_of
-from lowtide.shell.options import output as output_option
+from lowtide.shell.options import (
+    Planner,
+    StepSource,
+    TimeLimit,
+    read_budget,
+    saved_as,
+    words_of,
+)
 from lowtide.shell.progress import stage
 from lowtide.step.format import format_bytes, format_percent, format_seconds
 from lowtide.step.graph import StepGraph
@@ -30,7 +36,7 @@ def sweep(
         ),
     ] = "12",
     output: Annotated[
-        Path | None, output_option("Where to write it: .html, .svg, .png or .json.")
+        Path | None, saved_as("Where to write it: .html, .svg, .png or .json.")
     ] = None,
     planner: Planner = "auto",
     time_limit: TimeLimit = 30.0,
