@@ -107,14 +107,17 @@ def line(r: dict[str, Any]) -> str:
     )
 
 
-def measured_row(name: str, *, batch: int | None, steps: int) -> dict[str, Any]:
+def measured_row(
+    name: str, time_limit: float, *, batch: int | None, steps: int
+) -> dict[str, Any]:
     """One model run here: the cut and the extra time beside eager, in turns."""
     published = PUBLISHED[name]
     size = batch or max(2, published.batch // _SMALLER)
     target = published.target(size)
     example = build(target)
     step = profile(target, example, "measure", None)
-    plan = plan_for_cut(step, activation_peak_bytes(step), published.cut)
+    baseline = activation_peak_bytes(step)
+    plan = plan_for_cut(step, baseline, published.cut, time_limit=time_limit)
     eager, ours = with_peaks(
         [(Row("eager", "eager"), None), (Row("lowtide", "lowtide"), plan)], target, 1
     )
@@ -147,12 +150,14 @@ def measured_line(found: dict[str, Any]) -> str:
     )
 
 
-def measure(names: list[str], *, batch: int | None, steps: int) -> None:
+def measure(given: argparse.Namespace) -> None:
     """Run the models here; what was found at the usual batch is kept."""
-    for name in names:
-        found = measured_row(name, batch=batch, steps=steps)
+    for name in given.models:
+        found = measured_row(
+            name, given.time_limit, batch=given.batch, steps=given.steps
+        )
         print(measured_line(found), flush=True)
-        if batch is None:
+        if given.batch is None:
             kept = json.loads(MEASURED.read_text()) if MEASURED.exists() else {}
             MEASURED.write_text(json.dumps({**kept, name: found}, indent=1) + "\n")
 
@@ -168,7 +173,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3, help="of --measure")
     options = parser.parse_args()
     if options.measure:
-        measure(options.models, batch=options.batch, steps=options.steps)
+        measure(options)
         return
     print(
         f"{'':14} {'':4} {'':5} {'published':^15} {'feng here':^17} "

@@ -62,10 +62,10 @@ def folder(tmp_path_factory):
 # Output whose numbers are measured: compared without them.
 
 
-def check_words(verb, *commands, cwd):
+def check_words(verb, *commands, cwd, **changes):
     """Compare a verb's help, and what its commands print, with its golden file."""
     help = transcript(f"{verb} --help", cwd=cwd)
-    text = transcript(*commands, cwd=cwd, show=without_numbers)
+    text = transcript(*commands, cwd=cwd, show=without_numbers, **changes)
     text = text.replace(without_numbers(os.environ["LOWTIDE_CACHE_DIR"]), "CACHE")
     check_golden(f"cli_{verb}.txt", f"{help}\n{text}")
 
@@ -81,7 +81,7 @@ def test_golden_batch(tmp_path):
 
 
 def test_golden_doctor(tmp_path):
-    check_words("doctor", "doctor", cwd=tmp_path)
+    check_words("doctor", "doctor", cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
 
 
 @pytest.mark.slow

@@ -29,10 +29,13 @@ class Frame(Page):
     """The result of one command, and how it ends."""
 
     as_json: Annotated[bool, flag("--json", "Print the result as JSON.")] = False
+    saved: list[Path] = field(default_factory=list, init=False)
 
     def next(self, *words: str, program: str = "lowtide") -> None:
-        """End the text with the command that is most likely wanted now."""
+        """End with the files that were written and the command most likely wanted."""
         self.line()
+        for path in self.saved:
+            self.pairs([("saved", str(path))])
         self.command(command_line(program, *words))
 
     def report(self, *things: Any) -> None:
@@ -47,10 +50,9 @@ class Frame(Page):
 
 @dataclass(eq=False)
 class SavingFrame(Frame):
-    """The frame of a verb that writes files. They are listed above its last line."""
+    """The frame of a verb that writes the files it is asked for."""
 
     force: Annotated[bool, flag("--force", "Replace files that exist.")] = False
-    saved: list[Path] = field(default_factory=list, init=False)
 
     def will_save(self, path: Path | None, *endings: str) -> None:
         """Raise before the work begins if this file could not be written after it."""
@@ -73,13 +75,6 @@ class SavingFrame(Frame):
             return
         made = content(path.suffix) if callable(content) else content
         self.saved.append(files.write(path, made, force=self.force))
-
-    def next(self, *words: str, program: str = "lowtide") -> None:
-        """List the files that were written, and name the next command."""
-        self.line()
-        for path in self.saved:
-            self.pairs([("saved", str(path))])
-        self.command(command_line(program, *words))
 
 
 def interrupted(*plans: Plan) -> bool:

@@ -83,9 +83,10 @@ def bench(
         )
     asked = read_target(target, batch, model_options)
     data = run_against(asked, budgets, methods, planner, time_limit, steps, jobs)
-    frame.save(output, lambda ending: _content(ending, data))
+    # Shown first: hours of work are not to be lost to a disk that is full.
     frame.result(data)
     show_against(frame, asked.name, data)
+    frame.save(output, lambda ending: _content(ending, data))
     frame.next("sweep", target)
 
 

@@ -70,21 +70,19 @@ def _calibrate(frame: Frame) -> None:
 
     with stage("measuring this machine") as advance:
         found = calibrate(progress=advance)
+    frame.saved.append(own_file())
     frame.result({**asdict(found), "file": str(own_file())})
+    bandwidth = format_bytes(int(found.bandwidth_bytes_per_second))
     frame.pairs(
         [
             ("device", found.name, found.title),
-            (
-                "memory moved",
-                f"{format_bytes(int(found.bandwidth_bytes_per_second))}/s",
-            ),
+            ("memory moved", f"{bandwidth}/s"),
             ("simple ops", f"{found.vector_flops / 1e9:.1f} Gflop/s"),
             *(
                 (f"products, {dtype}", f"{rate / 1e9:.1f} Gflop/s")
                 for dtype, rate in found.matmul_flops.items()
             ),
             ("start of an op", f"{found.overhead_seconds * 1e6:.1f} us"),
-            ("saved", str(own_file())),
         ]
     )
     frame.next("profile", "resnet50", "--how", "estimate")
