@@ -16,7 +16,7 @@ from lowtide.engine.bench.against import compare_methods
 from lowtide.engine.bench.methods import methods_named, other_methods, repeated_blocks
 from lowtide.errors import InvalidArgumentError
 from tests.graphs import transformer
-from tests.shell import run
+from tests.shell import environment, run
 
 pytestmark = pytest.mark.real
 ROOT = Path(__file__).parents[2]
@@ -155,6 +155,7 @@ def test_a_published_model_is_run_here():
 def _feng(*words):
     done = subprocess.run(
         [sys.executable, ROOT / "benchmarks" / "feng.py", *words],
+        env=environment(),
         capture_output=True,
         text=True,
         check=False,
