@@ -83,13 +83,10 @@ def captured(name: str) -> StepGraph:
     """A saved step, or a built-in model's, profiled by estimate."""
     if name.endswith(".json"):
         return StepGraph.load(name)
-    from torch._subclasses import FakeTensorMode
-
     import lowtide
     from lowtide import models
 
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        example = models.build(name, **MODELS.get(name, {}))
+    example = models.build_fake(name, **MODELS.get(name, {}))
     return lowtide.profile(
         example.model, example.batch, loss=example.loss, how="estimate", name=name
     )

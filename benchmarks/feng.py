@@ -10,9 +10,9 @@ time; what planner `feng` reaches here; what planner `auto` costs at that very p
 its share of feng's extra time; and what `auto` costs at the published cut. All figures
 here are predicted. They go to `benchmarks/results/feng.json`.
 
-With --measure, each goes through `lowtide bench --table feng --measure` instead: real
-activation peaks from fresh processes and times in turns with eager, on this machine, in
-`benchmarks/results/feng-measured.json`.
+With --measure, the models are run here instead, at a sixteenth of the batch and planned
+for the published cut: real activation peaks from fresh processes, and times in turns
+with eager, in `benchmarks/results/feng-measured.json`.
 """
 
 from __future__ import annotations
@@ -20,23 +20,40 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import subprocess
-import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from published.table import DEVICE, PUBLISHED, Published
+from torch._subclasses import FakeTensorMode
+
+import lowtide
 from lowtide import planners
-from lowtide.engine.bench.feng import (
-    activation_peak_bytes,
-    plan_for_cut,
-    published_step,
-)
-from lowtide.models import PUBLISHED
+from lowtide.engine.bench.activations import activation_peak_bytes, plan_for_cut
+from lowtide.engine.bench.against import Row, compare_methods
+from lowtide.engine.bench.methods import methods_named, planned_method
+from lowtide.shell.against import with_peaks
+from lowtide.shell.target import build, profile
 
 RESULTS = Path(__file__).parent / "results" / "feng.json"
 MEASURED = RESULTS.with_name("feng-measured.json")
+# The published batches need gigabytes of activations; a sixteenth fits most machines.
+_SMALLER = 16
+
+
+def published_step(published: Published) -> lowtide.StepGraph:
+    """The published step, captured without running it, priced for its device."""
+    with FakeTensorMode():
+        example = build(published.target())
+    return lowtide.profile(
+        example.model,
+        example.batch,
+        loss=example.loss,
+        how="estimate",
+        device=DEVICE,
+        name=published.name,
+    )
 
 
 def row(name: str, time_limit: float) -> dict[str, Any]:
@@ -48,8 +65,7 @@ def row(name: str, time_limit: float) -> dict[str, Any]:
     theirs = planners.load("feng").plan(step, None, time_limit=time_limit)
     feng_seconds = time.perf_counter() - begun
     auto = planners.load("auto").plan(step, theirs.peak_bytes, time_limit=time_limit)
-    cut = published.cut_percent / 100
-    at_cut = plan_for_cut(step, baseline, cut, time_limit=time_limit)
+    at_cut = plan_for_cut(step, baseline, published.cut, time_limit=time_limit)
 
     def cut_of(plan: Any) -> float:
         return 1 - activation_peak_bytes(step, plan) / baseline
@@ -58,8 +74,8 @@ def row(name: str, time_limit: float) -> dict[str, Any]:
         "name": name,
         "batch": published.batch,
         "ops": len(step.ops),
-        "published_cut": cut,
-        "published_overhead": published.overhead_percent / 100,
+        "published_cut": published.cut,
+        "published_overhead": published.overhead,
         "published_baseline_bytes": published.regular_megabytes * 10**6,
         "baseline_activation_bytes": baseline,
         "feng_cut": cut_of(theirs),
@@ -91,21 +107,59 @@ def line(r: dict[str, Any]) -> str:
     )
 
 
-def measure(name: str) -> None:
-    """Run one model here and keep what was found."""
-    command = [sys.executable, "-m", "lowtide", "bench", "--table", "feng"]
-    command += ["--measure", "--models", name, "--steps", "3", "--json"]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    (found,) = json.loads(done.stdout)["rows"]
-    kept = json.loads(MEASURED.read_text()) if MEASURED.exists() else {}
-    MEASURED.write_text(json.dumps({**kept, name: found}, indent=1) + "\n")
-    print(
-        f"{name:16} batch {found['measured_batch']:3}  published "
+def measured_row(
+    name: str, time_limit: float, *, batch: int | None, steps: int
+) -> dict[str, Any]:
+    """One model run here: the cut and the extra time beside eager, in turns."""
+    published = PUBLISHED[name]
+    size = batch or max(2, published.batch // _SMALLER)
+    target = published.target(size)
+    example = build(target)
+    step = profile(target, example, "measure", None)
+    baseline = activation_peak_bytes(step)
+    plan = plan_for_cut(step, baseline, published.cut, time_limit=time_limit)
+    eager, ours = with_peaks(
+        [(Row("eager", "eager"), None), (Row("lowtide", "lowtide"), plan)], target, 1
+    )
+    methods = [*methods_named("eager"), planned_method("lowtide", "lowtide", plan)]
+    _, timed = compare_methods(
+        methods, example.model, example.batch, example.loss, steps=steps
+    )
+    kept = ours.activation_peak_bytes / max(1, eager.activation_peak_bytes)
+    return {
+        "name": name,
+        "published_cut": published.cut,
+        "published_overhead": published.overhead,
+        "measured_batch": size,
+        "measured_cut": 1 - kept,
+        "measured_overhead": timed.time_ratio - 1,
+        "measured_predicted_overhead": plan.overhead,
+        "measured_eager_bytes": eager.activation_peak_bytes,
+        "measured_planned_bytes": ours.activation_peak_bytes,
+        "is_exact": timed.is_exact,
+    }
+
+
+def measured_line(found: dict[str, Any]) -> str:
+    """A measured row as text."""
+    return (
+        f"{found['name']:16} batch {found['measured_batch']:3}  published "
         f"-{found['published_cut']:.0%} {found['published_overhead']:+.0%}  measured "
         f"-{found['measured_cut']:.1%} {found['measured_overhead']:+.1%}  "
-        f"{'equal' if found['is_exact'] else 'DIFFERENT'}",
-        flush=True,
+        f"{'equal' if found['is_exact'] else 'DIFFERENT'}"
     )
+
+
+def measure(given: argparse.Namespace) -> None:
+    """Run the models here; what was found at the usual batch is kept."""
+    for name in given.models:
+        found = measured_row(
+            name, given.time_limit, batch=given.batch, steps=given.steps
+        )
+        print(measured_line(found), flush=True)
+        if given.batch is None:
+            kept = json.loads(MEASURED.read_text()) if MEASURED.exists() else {}
+            MEASURED.write_text(json.dumps({**kept, name: found}, indent=1) + "\n")
 
 
 def main() -> None:
@@ -115,10 +169,11 @@ def main() -> None:
     parser.add_argument("--time-limit", type=float, default=20.0)
     parser.add_argument("--jobs", type=int, default=2, help="models at a time")
     parser.add_argument("--measure", action="store_true", help="really run them")
+    parser.add_argument("--batch", type=int, help="of --measure; then nothing is kept")
+    parser.add_argument("--steps", type=int, default=3, help="of --measure")
     options = parser.parse_args()
     if options.measure:
-        for name in options.models:
-            measure(name)
+        measure(options)
         return
     print(
         f"{'':14} {'':4} {'':5} {'published':^15} {'feng here':^17} "

@@ -67,13 +67,10 @@ def load(target: str) -> StepGraph:
     """The step of a file, or of a built-in model."""
     if target.endswith(".json"):
         return StepGraph.load(target)
-    from torch._subclasses import FakeTensorMode
-
     import lowtide
     from lowtide import models
 
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        example = models.build(target, **MODELS.get(target, {}))
+    example = models.build_fake(target, **MODELS.get(target, {}))
     return lowtide.profile(
         example.model, example.batch, loss=example.loss, how="estimate", name=target
     )

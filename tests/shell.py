@@ -1,4 +1,8 @@
-"""Drives the `lowtide` command as a user does: through a pipe, or a real terminal."""
+"""Drives the `lowtide` command as a user does: through a pipe, or a real terminal.
+
+Golden files hold what commands print. They are read as prose before they are changed;
+write them again with `LOWTIDE_WRITE_GOLDEN=1 pytest tests -k golden`.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +11,18 @@ import os
 import pty
 import re
 import select
+import shlex
 import struct
 import subprocess
 import sys
 import termios
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 LOWTIDE = (sys.executable, "-m", "lowtide")
+GOLDEN = Path(__file__).with_name("golden")
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07")
 
 
@@ -65,6 +72,43 @@ def run(
         check=False,
     )
     return Done(done.returncode, done.stdout or "", done.stderr)
+
+
+def check_golden(name: str, text: str) -> None:
+    """Compare a text with the golden file of this name."""
+    path = GOLDEN / name
+    if os.environ.get("LOWTIDE_WRITE_GOLDEN"):
+        path.write_text(text)
+    assert text == path.read_text()
+
+
+def transcript(
+    *commands: str, cwd: Path, show: Callable[[str], str] = str, **changes: str | None
+) -> str:
+    """What a user sees who types these commands: errors, output, exit codes.
+
+    How long a stage took is only said where the machine is slow, and so left out.
+    """
+    parts = []
+    for command in commands:
+        done = run(*shlex.split(command), cwd=cwd, COLUMNS="80", **changes)
+        err = re.sub(r"^  (took|\d+ of) .*\n", "", done.err, flags=re.MULTILINE)
+        code = f"(exit code {done.code})\n" if done.code else ""
+        parts.append(f"$ lowtide {command}\n{show(err + done.out)}{code}")
+    return "\n".join(parts)
+
+
+def without_numbers(text: str) -> str:
+    """The text without what differs from run to run: measured numbers.
+
+    With them go their units, the width of columns, where paragraphs wrap, and the "-"
+    of what was too small to measure.
+    """
+    text = re.sub(r"[+-]?\d[\d.,]*(e-?\d+)?(?<![.,])", "N", text)
+    text = re.sub(r"\bN (%|(([KMG]i)?B|ms|us|s|min)\b)", "N", text)
+    text = re.sub(r"(?<= )-(?= |\n)", "N", text)
+    text = re.sub(r"(?m)^([A-Z](?:(?!  ).)*)\n(?=[a-z][a-z']* (?! ))", r"\1 ", text)
+    return re.sub(r" {2,}", "  ", text)
 
 
 def run_in_terminal(

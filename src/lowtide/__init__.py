@@ -40,9 +40,9 @@ _EXPORTS = {
     "sweep": "planners._sweep",
     "Frontier": "planners._sweep",
     "explain": "reporting.explain",
-    "report": "reporting",
-    "Report": "reporting",
-    "Reference": "reporting",
+    "report": "reporting.report",
+    "Report": "reporting.report",
+    "Reference": "reporting.report",
     "diff": "reporting.diff",
     "Diff": "reporting.diff",
     "export": "reporting.export",
@@ -73,13 +73,13 @@ if TYPE_CHECKING:
     from lowtide.planners._request import plan as plan
     from lowtide.planners._sweep import Frontier as Frontier
     from lowtide.planners._sweep import sweep as sweep
-    from lowtide.reporting import Reference as Reference
-    from lowtide.reporting import Report as Report
-    from lowtide.reporting import report as report
     from lowtide.reporting.diff import Diff as Diff
     from lowtide.reporting.diff import diff as diff
     from lowtide.reporting.explain import explain as explain
     from lowtide.reporting.export import export as export
+    from lowtide.reporting.report import Reference as Reference
+    from lowtide.reporting.report import Report as Report
+    from lowtide.reporting.report import report as report
     from lowtide.step.graph import Op as Op
     from lowtide.step.graph import StepGraph as StepGraph
     from lowtide.step.graph import Storage as Storage

@@ -20,6 +20,7 @@ from typer.core import TyperGroup
 from lowtide import __version__
 from lowtide.errors import LowtideWarning
 from lowtide.shell import failures
+from lowtide.shell.frame import framed
 from lowtide.shell.verbs.batch import batch
 from lowtide.shell.verbs.bench import bench
 from lowtide.shell.verbs.demo import demo
@@ -88,7 +89,10 @@ _VERBS: tuple[tuple[str, Callable[..., None], tuple[str, ...]], ...] = (
     (
         COMPARE,
         bench,
-        ("lowtide bench tiny_gpt --against", "lowtide bench --table feng"),
+        (
+            "lowtide bench tiny_gpt",
+            "lowtide bench train.py:make_step --budgets theirs,floor -o bench.png",
+        ),
     ),
     (COMPARE, planners, ("lowtide planners", "lowtide planners auto")),
 )
@@ -112,7 +116,6 @@ class _Verbs(TyperGroup):
 app = typer.Typer(
     name="lowtide",
     cls=_Verbs,
-    no_args_is_help=True,
     add_completion=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -122,7 +125,7 @@ app = typer.Typer(
 for _, _verb, _examples in _VERBS:
     _lines = "".join(f"\n  $ {line}" for line in _examples)
     _word = "Examples" if len(_examples) > 1 else "Example"
-    app.command(name=_verb.__name__, epilog=f"\b\n{_word}:{_lines}")(_verb)
+    app.command(name=_verb.__name__, epilog=f"\b\n{_word}:{_lines}")(framed(_verb))
 
 
 def _print_version(wanted: bool) -> None:
@@ -154,7 +157,7 @@ def _options(
 def main(arguments: list[str] | None = None) -> None:
     """Run one command and exit with its code."""
     words = sys.argv[1:] if arguments is None else arguments
-    code = _run(words)
+    code = _run(words or ["--help"])
     sys.exit(_flush(code))
 
 

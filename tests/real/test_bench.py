@@ -1,20 +1,25 @@
 """The comparison with other methods: what is wrapped, what is counted as wrong."""
 
 import json
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
 from lowtide import models
+from lowtide.engine.bench.activations import activation_peak_bytes, plan_for_cut
 from lowtide.engine.bench.against import compare_methods
-from lowtide.engine.bench.feng import activation_peak_bytes, plan_for_cut
 from lowtide.engine.bench.methods import methods_named, other_methods, repeated_blocks
 from lowtide.errors import InvalidArgumentError
 from tests.graphs import transformer
-from tests.shell import run
+from tests.shell import environment, run
 
 pytestmark = pytest.mark.real
+ROOT = Path(__file__).parents[2]
 
 
 def test_blocks_are_what_people_wrap_by_hand():
@@ -122,18 +127,38 @@ def test_bench_on_a_model(tmp_path):
     assert "DIFFERENT" in done.out
 
 
+def test_the_published_table_is_a_benchmark(tmp_path):
+    done = run("bench", "--table", "feng", cwd=tmp_path)
+    assert done.code == 2
+    assert "`python benchmarks/feng.py`" in done.err
+
+
 @pytest.mark.slow
-def test_bench_on_the_published_table(tmp_path):
-    words = ("--table", "feng", "--models", "resnet18", "--time-limit", "4")
-    words += ("--measure", "--batch", "2", "--steps", "1")
-    done = run("bench", *words, "--json", cwd=tmp_path)
-    assert done.code == 0, done.err
-    (row,) = json.loads(done.out)["rows"]
-    assert row["published_overhead"] == 0.3
-    assert row["cut"] >= row["published_cut"] == 0.35
-    assert row["ratio"] < 1
-    assert row["is_exact"]
-    assert row["measured_batch"] == 2
+def test_a_published_model_is_planned_at_its_cut():
+    printed = _feng("resnet18", "--time-limit", "4", "--jobs", "1")
+    (row,) = [line for line in printed if line.startswith("resnet18")]
+    assert " 35% " in row
+    assert "reached on 1, at most the published extra time on 1" in printed[-1]
+
+
+@pytest.mark.slow
+def test_a_published_model_is_run_here():
+    words = ("--measure", "--batch", "2", "--steps", "1", "--time-limit", "4")
+    (row,) = _feng("resnet18", *words)
+    assert row.endswith("equal")
+    assert "batch   2" in row
     # The ledger sees what the simulator predicts, up to what is alive for an instant.
-    assert row["measured_cut"] == pytest.approx(row["cut"], abs=0.1)
-    assert run("bench", "--table", "chen", cwd=tmp_path).code == 2
+    (cut,) = re.findall(r"measured -([\d.]+)%", row)
+    assert float(cut) == pytest.approx(35, abs=10)
+
+
+def _feng(*words):
+    done = subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / "feng.py", *words],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()

@@ -1,11 +1,12 @@
 """The command line on real models: every verb that needs torch, as its own process."""
 
 import json
+import os
 
 import pytest
 
 from lowtide import Plan, StepGraph
-from tests.shell import run
+from tests.shell import check_golden, run, transcript, without_numbers
 
 pytestmark = pytest.mark.real
 
@@ -56,6 +57,42 @@ def folder(tmp_path_factory):
     assert "a word of the user's own" not in done.out
     assert done.lines[-1] == "next: lowtide report net.plan.json"
     return path
+
+
+# Output whose numbers are measured: compared without them.
+
+
+def check_words(verb, *commands, cwd, **changes):
+    """Compare a verb's help, and what its commands print, with its golden file."""
+    help = transcript(f"{verb} --help", cwd=cwd)
+    text = transcript(*commands, cwd=cwd, show=without_numbers, **changes)
+    text = text.replace(without_numbers(os.environ["LOWTIDE_CACHE_DIR"]), "CACHE")
+    check_golden(f"cli_{verb}.txt", f"{help}\n{text}")
+
+
+def test_golden_verify(folder):
+    good = "verify train.py:make --plan net.plan.json"
+    check_words("verify", good, "verify train.py:make", cwd=folder)
+
+
+def test_golden_batch(tmp_path):
+    words = "batch mlp --batches 64,256 -O width=64 --time-limit 1"
+    check_words("batch", f"{words} -o b.json", "batch mlp --batches x", cwd=tmp_path)
+
+
+def test_golden_doctor(tmp_path):
+    check_words("doctor", "doctor", cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
+
+
+@pytest.mark.slow
+def test_golden_bench(tmp_path):
+    words = "bench mlp --methods eager,sequential --budgets 90%,theirs --steps 1"
+    check_words("bench", f"{words} -o x.json", "bench", cwd=tmp_path)
+
+
+@pytest.mark.slow
+def test_golden_demo(tmp_path):
+    check_words("demo", "demo --steps 3", "demo", cwd=tmp_path)
 
 
 def test_a_plan_of_a_function_leaves_its_step_beside_it(folder):

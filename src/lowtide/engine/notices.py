@@ -8,7 +8,7 @@ import warnings
 from pathlib import Path
 
 from lowtide.errors import LowtideError, LowtideWarning
-from lowtide.reporting import report
+from lowtide.reporting.report import report
 from lowtide.step.format import format_bytes, format_percent
 from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan

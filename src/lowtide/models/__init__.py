@@ -13,14 +13,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from lowtide.models._catalog import (
-    ALIASES,
-    Description,
-    Option,
-    available,
-    describe,
-)
-from lowtide.models.published import PUBLISHED, Published
+from lowtide.models._catalog import ALIASES, available, describe
+from lowtide.models._options import Description, Option
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,13 +23,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ALIASES",
-    "PUBLISHED",
     "Description",
     "Example",
     "Option",
-    "Published",
     "available",
     "build",
+    "build_fake",
     "describe",
 ]
 
@@ -75,8 +68,17 @@ def build(name: str, *, batch: int | None = None, **options: Any) -> Example:
         (4, 16)
         >>> example.loss(example.model(example.batch)).backward()
     """
+    return _example(name, {"batch": batch, **options}, fake=False)
+
+
+def build_fake(name: str, *, batch: int | None = None, **options: Any) -> Example:
+    """The same on fake tensors, which have shapes but neither values nor memory."""
+    return _example(name, {"batch": batch, **options}, fake=True)
+
+
+def _example(name: str, options: dict[str, Any], *, fake: bool) -> Example:
     description = describe(name)
-    values = description.resolve({"batch": batch, **options})
     # Imported here so that listing and describing models stay free of torch.
-    make = import_module("lowtide.models._build").make_example
-    return Example(*make(description, values))
+    module = import_module("lowtide.models._build")
+    make = module.make_fake_example if fake else module.make_example
+    return Example(*make(description, description.resolve(options)))

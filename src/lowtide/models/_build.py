@@ -6,10 +6,11 @@ from importlib import import_module
 from typing import Any
 
 import torch
+from torch._subclasses import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 from lowtide.errors import InvalidArgumentError
-from lowtide.models._catalog import Description
+from lowtide.models._options import Description
 
 
 def make_example(description: Description, values: dict[str, Any]) -> tuple[Any, ...]:
@@ -28,6 +29,14 @@ def make_example(description: Description, values: dict[str, Any]) -> tuple[Any,
             stack.enter_context(_WithoutValues())
         model, batch, loss = make(description.name, **values)
     return model.train(), batch, loss
+
+
+def make_fake_example(
+    description: Description, values: dict[str, Any]
+) -> tuple[Any, ...]:
+    """The same on fake tensors, which take no memory."""
+    with FakeTensorMode():
+        return make_example(description, values)
 
 
 def _device(text: str | None) -> torch.device:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-# Of an auxiliary classifier beside the main one: Inception and DARTS train with this.
+# Of an auxiliary classifier beside the main one: Inception trains with this.
 AUXILIARY_WEIGHT = 0.4
 
 

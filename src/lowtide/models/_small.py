@@ -1,6 +1,7 @@
 """Models that need only torch and run in milliseconds: for tests and first tries."""
 
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -94,30 +95,20 @@ class TinyGPT(nn.Module):
 
 
 def tiny_gpt(
-    name: str,
-    *,
-    batch: int,
-    sequence: int,
-    vocab: int,
-    layers: int,
-    width: int,
-    heads: int,
-    dropout: float,
+    name: str, *, batch: int, sequence: int, vocab: int, **blocks: Any
 ) -> tuple[nn.Module, Tensor, CrossEntropy]:
     """A small GPT and random text; each position is to predict the token after it."""
+    check_heads(name, blocks["width"], blocks["heads"])
+    model = TinyGPT(vocab=vocab, sequence=sequence, **blocks)
+    text = torch.randint(vocab, (batch, sequence + 1))
+    return model, text[:, :-1].contiguous(), CrossEntropy(text[:, 1:].contiguous())
+
+
+def check_heads(name: str, width: int, heads: int) -> None:
+    """Raise if the residual stream cannot be divided among the attention heads."""
     if width % heads:
         raise InvalidArgumentError(
             f"width={width} of model {name!r}",
             f"it cannot be divided among {heads} heads",
             f"Use a multiple of {heads}",
         )
-    model = TinyGPT(
-        vocab=vocab,
-        sequence=sequence,
-        layers=layers,
-        width=width,
-        heads=heads,
-        dropout=dropout,
-    )
-    text = torch.randint(vocab, (batch, sequence + 1))
-    return model, text[:, :-1].contiguous(), CrossEntropy(text[:, 1:].contiguous())

@@ -3,56 +3,26 @@
 Each batch holds labels, so the model computes the loss itself, as people train them.
 """
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from lowtide.errors import InvalidArgumentError
 from lowtide.models._libraries import transformers
+from lowtide.models._small import check_heads
 
 Built = tuple[nn.Module, dict[str, Tensor], None]
 
 # Sizes as in the published configurations; "small" is one that trains on a laptop.
-_LLAMA_SIZES: dict[str, dict[str, int]] = {
-    "small": {
-        "vocab": 32_000,
-        "layers": 8,
-        "width": 512,
-        "heads": 8,
-        "kv_heads": 4,
-        "intermediate": 1_408,
-    },
-    "1b": {
-        "vocab": 128_256,
-        "layers": 16,
-        "width": 2_048,
-        "heads": 32,
-        "kv_heads": 8,
-        "intermediate": 8_192,
-    },
-    "8b": {
-        "vocab": 128_256,
-        "layers": 32,
-        "width": 4_096,
-        "heads": 32,
-        "kv_heads": 8,
-        "intermediate": 14_336,
-    },
-    "70b": {
-        "vocab": 128_256,
-        "layers": 80,
-        "width": 8_192,
-        "heads": 64,
-        "kv_heads": 8,
-        "intermediate": 28_672,
-    },
-    "405b": {
-        "vocab": 128_256,
-        "layers": 126,
-        "width": 16_384,
-        "heads": 128,
-        "kv_heads": 8,
-        "intermediate": 53_248,
-    },
+_LLAMA_WORDS = ("vocab", "layers", "width", "heads", "kv_heads", "intermediate")
+_LLAMA_SIZES = {
+    "small": (32_000, 8, 512, 8, 4, 1_408),
+    "1b": (128_256, 16, 2_048, 32, 8, 8_192),
+    "8b": (128_256, 32, 4_096, 32, 8, 14_336),
+    "70b": (128_256, 80, 8_192, 64, 8, 28_672),
+    "405b": (128_256, 126, 16_384, 128, 8, 53_248),
 }
 # Of the sizes above, only the 1B model reads and scores tokens with one matrix.
 _LLAMA_TIED = frozenset({"1b"})
@@ -62,38 +32,66 @@ _MASKED_FRACTION = 0.15
 _IGNORED_LABEL = -100
 
 
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """The options that all transformers have: those of their blocks."""
+
+    name: str
+    layers: int
+    width: int
+    heads: int
+    intermediate: int | None
+    dropout: float
+    attention: str
+
+    def __post_init__(self) -> None:
+        check_heads(self.name, self.width, self.heads)
+
+    @property
+    def feed_forward(self) -> int:
+        """The width between the two parts of a feed-forward layer."""
+        return self.intermediate or 4 * self.width
+
+    def settings(self) -> dict[str, Any]:
+        """In the words of most configurations."""
+        return {
+            "hidden_size": self.width,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "intermediate_size": self.feed_forward,
+            "hidden_dropout_prob": self.dropout,
+            "attention_probs_dropout_prob": self.dropout,
+            "attn_implementation": self.attention,
+        }
+
+
 def gpt2(
     name: str,
     *,
     batch: int,
     sequence: int,
     vocab: int,
-    layers: int,
-    width: int,
-    heads: int,
-    intermediate: int | None,
     positions: int,
-    dropout: float,
-    attention: str,
+    **blocks: Any,
 ) -> Built:
     """GPT-2 with its language-model head."""
-    _check_heads(name, width, heads)
+    stack = Stack(name, **blocks)
     library = transformers()
     config = library.GPT2Config(
         vocab_size=vocab,
         n_positions=max(positions, sequence),
-        n_embd=width,
-        n_layer=layers,
-        n_head=heads,
-        n_inner=intermediate,
-        resid_pdrop=dropout,
-        embd_pdrop=dropout,
-        attn_pdrop=dropout,
+        n_embd=stack.width,
+        n_layer=stack.layers,
+        n_head=stack.heads,
+        n_inner=stack.intermediate,
+        resid_pdrop=stack.dropout,
+        embd_pdrop=stack.dropout,
+        attn_pdrop=stack.dropout,
         # The published ids lie outside a smaller vocabulary.
         bos_token_id=vocab - 1,
         eos_token_id=vocab - 1,
         use_cache=False,
-        attn_implementation=attention,
+        attn_implementation=stack.attention,
     )
     model = library.GPT2LMHeadModel(config)
     # The library falls back to this very loss with a warning, which on a first step
@@ -113,9 +111,9 @@ def llama(
     **sizes: int | None,
 ) -> Built:
     """Llama with its language-model head."""
-    given = {key: value for key, value in sizes.items() if value is not None}
-    chosen = {**_LLAMA_SIZES[size], **given}
-    _check_heads(name, chosen["width"], chosen["heads"])
+    chosen = dict(zip(_LLAMA_WORDS, _LLAMA_SIZES[size], strict=True))
+    chosen |= {word: value for word, value in sizes.items() if value is not None}
+    check_heads(name, chosen["width"], chosen["heads"])
     if chosen["heads"] % chosen["kv_heads"]:
         raise InvalidArgumentError(
             f"kv_heads={chosen['kv_heads']} of model {name!r}",
@@ -149,29 +147,18 @@ def bert(
     batch: int,
     sequence: int,
     vocab: int,
-    layers: int,
-    width: int,
-    heads: int,
-    intermediate: int | None,
     positions: int,
-    dropout: float,
-    attention: str,
+    **blocks: Any,
 ) -> Built:
     """BERT with its masked-language-model head; 15 % of the tokens are asked for."""
-    _check_heads(name, width, heads)
+    stack = Stack(name, **blocks)
     library = transformers()
     config = library.BertConfig(
         vocab_size=vocab,
-        hidden_size=width,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        intermediate_size=intermediate or 4 * width,
         max_position_embeddings=max(positions, sequence),
-        hidden_dropout_prob=dropout,
-        attention_probs_dropout_prob=dropout,
         pad_token_id=0,
         use_cache=False,
-        attn_implementation=attention,
+        **stack.settings(),
     )
     inputs = _text(vocab, batch, sequence)
     asked = torch.rand(batch, sequence, dtype=torch.float32) < _MASKED_FRACTION
@@ -188,28 +175,23 @@ def t5(
     sequence: int,
     target: int | None,
     vocab: int,
-    layers: int,
-    width: int,
-    heads: int,
-    intermediate: int | None,
-    dropout: float,
-    attention: str,
+    **blocks: Any,
 ) -> Built:
     """T5 that reads `sequence` tokens and answers with `target` tokens."""
-    _check_heads(name, width, heads)
+    stack = Stack(name, **blocks)
     library = transformers()
     config = library.T5Config(
         vocab_size=vocab,
-        d_model=width,
-        d_kv=width // heads,
-        d_ff=intermediate or 4 * width,
-        num_layers=layers,
-        num_heads=heads,
-        dropout_rate=dropout,
+        d_model=stack.width,
+        d_kv=stack.width // stack.heads,
+        d_ff=stack.feed_forward,
+        num_layers=stack.layers,
+        num_heads=stack.heads,
+        dropout_rate=stack.dropout,
         pad_token_id=0,
         decoder_start_token_id=0,
         use_cache=False,
-        attn_implementation=attention,
+        attn_implementation=stack.attention,
     )
     model = library.T5ForConditionalGeneration(config)
     inputs = {
@@ -226,15 +208,10 @@ def vit(
     image: int,
     classes: int,
     patch: int,
-    layers: int,
-    width: int,
-    heads: int,
-    intermediate: int | None,
-    dropout: float,
-    attention: str,
+    **blocks: Any,
 ) -> Built:
     """A vision transformer that classifies."""
-    _check_heads(name, width, heads)
+    stack = Stack(name, **blocks)
     if image % patch:
         raise InvalidArgumentError(
             f"image={image} of model {name!r}",
@@ -246,15 +223,9 @@ def vit(
         image_size=image,
         patch_size=patch,
         num_labels=classes,
-        hidden_size=width,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        intermediate_size=intermediate or 4 * width,
-        hidden_dropout_prob=dropout,
-        attention_probs_dropout_prob=dropout,
         # Otherwise the loss is guessed from the labels at the first step.
         problem_type="single_label_classification",
-        attn_implementation=attention,
+        **stack.settings(),
     )
     inputs = {
         "pixel_values": torch.randn(batch, 3, image, image),
@@ -268,12 +239,3 @@ def _text(vocab: int, batch: int, sequence: int) -> dict[str, Tensor]:
     tokens = torch.randint(vocab, (batch, sequence))
     # A copy: two arguments in one storage would be told apart nowhere in a step.
     return {"input_ids": tokens, "labels": tokens.clone()}
-
-
-def _check_heads(name: str, width: int, heads: int) -> None:
-    if width % heads:
-        raise InvalidArgumentError(
-            f"width={width} of model {name!r}",
-            f"it cannot be divided among {heads} heads",
-            f"Use a multiple of {heads}",
-        )

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from lowtide.errors import BudgetTooSmallError, InvalidArgumentError
 from lowtide.shell.failures import say
+from lowtide.shell.options import read_budget, words_of
 from lowtide.shell.page import Page, user_prints_elsewhere
 from lowtide.shell.progress import stage
 from lowtide.shell.target import Target, build, load_api, profile
-from lowtide.shell.verbs.plan import checked_budget
 from lowtide.step.format import format_bytes, format_percent, format_seconds
 from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan
@@ -57,12 +57,11 @@ def run_against(
             "a saved file holds no model, and every method runs one",
             "Give the model or function that it was profiled from",
         )
-    words = [part.strip() for part in budgets.split(",") if part.strip()]
     by_word = (THEIRS, FLOOR, ACTIVATIONS)
-    wanted = [w if w in by_word else checked_budget(w) for w in words]
+    wanted = [w if w in by_word else read_budget(w) for w in words_of(budgets)]
     load_api()
+    from lowtide.engine.bench.activations import activation_peak_bytes, plan_for_cut
     from lowtide.engine.bench.against import Row, compare_methods
-    from lowtide.engine.bench.feng import activation_peak_bytes, plan_for_cut
     from lowtide.engine.bench.methods import methods_named, planned_method
     from lowtide.planners._request import plan as make_plan
 
@@ -88,7 +87,6 @@ def run_against(
                 continue
         planned.append((row, plan))
     own_rows = with_peaks(planned, asked, jobs)
-    found = {row.name: row for row in (*others_rows, *own_rows)}
     methods = [
         *others,
         *(planned_method(row.name, row.label, p) for row, p in planned if p),
@@ -101,9 +99,9 @@ def run_against(
             example.batch,
             example.loss,
             steps=steps,
+            known=(*others_rows, *own_rows),
             progress=lambda label: advance(next(done), len(methods)),
         )
-    rows = [_with_peak_of(row, found[row.name]) for row in rows]
     return {
         "lowtide": "bench",
         "target": list(asked.words),
@@ -186,27 +184,6 @@ def _bound_ratio(plan: Plan) -> float:
     return plan.proof.bound_seconds / plan.baseline_seconds
 
 
-def _with_peak_of(row: Row, measured: Row) -> Row:
-    """The row of times and numbers, with the peaks taken before."""
-    return replace(
-        measured,
-        **{
-            name: getattr(row, name)
-            for name in (
-                "seconds",
-                "time_ratio",
-                "is_loss_equal",
-                "num_gradients",
-                "num_wrong_gradients",
-                "largest_difference",
-                "num_wrong_buffers",
-                "is_random_state_equal",
-                "problem",
-            )
-        },
-    )
-
-
 def show_against(page: Page, name: str, data: dict[str, Any]) -> None:
     """The table, and what its columns are."""
     page.line(f"{name} on {data['device'] or 'this machine'}", "bold")
@@ -225,8 +202,7 @@ def show_against(page: Page, name: str, data: dict[str, Any]) -> None:
     matched = list(_matched(data["rows"]))
     if not matched:
         return
-    page.line()
-    page.line("At the peak of each other method", "bold")
+    page.heading("At the peak of each other method")
     page.table(
         ("method", "allocated", "time", "lowtide", "time", "share", "bound"),
         matched,

@@ -12,7 +12,6 @@ import sysconfig
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 
 from rich.text import Text
 
@@ -113,7 +112,9 @@ def user_place(error: BaseException) -> tuple[str, int, str] | None:
     """
     found: tuple[str, int, str] | None = None
     for link in _chain(error):
-        for file, line in (*_frames(link.__traceback__), *_told(str(link))):
+        passed = traceback.walk_tb(link.__traceback__)
+        places = [(frame.f_code.co_filename, line) for frame, line in passed]
+        for file, line in (*places, *_told(str(link))):
             if _is_users(file):
                 found = (shown(file), line, linecache.getline(file, line).strip())
         if found is not None:
@@ -146,12 +147,6 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         seen.add(id(link))
         yield link
         link = link.__cause__ or link.__context__
-
-
-def _frames(trace: TracebackType | None) -> Iterator[tuple[str, int]]:
-    while trace is not None:
-        yield trace.tb_frame.f_code.co_filename, trace.tb_lineno
-        trace = trace.tb_next
 
 
 _TOLD = re.compile(r'File "([^"]+)", line (\d+)')

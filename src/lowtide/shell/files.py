@@ -118,7 +118,7 @@ _FINGERPRINT = re.compile(r'"fingerprint":\s*"([0-9a-f]+)"')
 
 def step_beside(plan: Plan, path: Path) -> StepGraph | None:
     """The step of a plan, if it lies in the same folder."""
-    own = path.with_name(stem_of(path) + STEP_ENDING)
+    own = beside(path, STEP_ENDING)
     others = sorted(path.parent.glob("*" + STEP_ENDING))
     for candidate in (own, *others):
         if _fingerprint_in(candidate) == plan.fingerprint:
@@ -146,7 +146,11 @@ def stem_of(path: Path) -> str:
     return path.stem
 
 
-def write_compact(path: Path, content: dict[str, Any], *, force: bool) -> Path:
-    """Write data that nobody reads line by line."""
-    text = json.dumps(content, separators=(",", ":")) + "\n"
-    return write(path, text, force=force)
+def beside(path: Path, ending: str) -> Path:
+    """A file of the same name with another ending."""
+    return path.with_name(stem_of(path) + ending)
+
+
+def compact(data: dict[str, Any]) -> str:
+    """Data that nobody reads line by line."""
+    return json.dumps(data, separators=(",", ":")) + "\n"

@@ -7,7 +7,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TextIO
+from typing import Any
 
 from rich.text import Text
 
@@ -23,9 +23,10 @@ class Page(Sheet):
     written once for both.
     """
 
-    def __init__(self, *, as_json: bool = False, out: TextIO | None = None) -> None:
-        self.as_json = as_json
-        self.out = out or sys.stdout
+    as_json = False
+
+    def __post_init__(self) -> None:
+        self.out = sys.stdout
         super().__init__(console_for(self.out))
 
     def text(self, text: str) -> None:
@@ -38,16 +39,10 @@ class Page(Sheet):
         if self.as_json:
             self.out.write(json.dumps(data, indent=1, default=str) + "\n")
 
-    def next(self, *command: str) -> None:
-        """Ends the text with the command that is most likely wanted now.
-
-        The command is not wrapped, so that it can be copied.
-        """
-        if not self.as_json:
-            line = Text("next: ", style="dim").append(
-                printable(command_line(*command)), style="bold"
-            )
-            self.write(line, no_wrap=True, crop=False, overflow="ignore")
+    def command(self, text: str) -> None:
+        """The next command, on one line, so that it can be copied."""
+        line = Text("next: ", style="dim").append(printable(text), style="bold")
+        self.write(line, no_wrap=True, crop=False, overflow="ignore")
 
     def write(self, thing: Any, **options: Any) -> None:
         """Anything that rich can print."""

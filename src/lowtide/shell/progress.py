@@ -8,6 +8,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from rich.text import Text
+
+from lowtide.shell.page import console_for
 from lowtide.step.format import format_seconds
 
 Advance = Callable[[int, int], None]
@@ -36,9 +39,40 @@ def note(text: str) -> None:
 
 
 def _on_terminal(title: str, limit_seconds: float | None) -> Iterator[Advance]:
-    from lowtide.shell.bar import bar
+    """A bar that goes away when its work is done."""
+    from rich.live import Live
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
 
-    with bar(title, limit_seconds) as advance:
+    console = console_for(sys.stderr)
+    width = max(8, min(36, console.width - len(title) - 10))
+    started = time.perf_counter()
+    done, total = 0.0, limit_seconds
+
+    def row() -> Table:
+        spent = time.perf_counter() - started
+        part = done if limit_seconds is None else min(spent, limit_seconds)
+        line = Table.grid(padding=(0, 1, 0, 0))
+        line.add_row(
+            Text(title),
+            ProgressBar(total, part, width=width, pulse=total is None),
+            f"{spent:.0f} s",
+        )
+        return line
+
+    def advance(parts_done: int, parts: int) -> None:
+        nonlocal done, total
+        if limit_seconds is None:
+            done, total = parts_done, parts
+
+    with Live(
+        get_renderable=row,
+        console=console,
+        refresh_per_second=10,
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    ):
         yield advance
 
 

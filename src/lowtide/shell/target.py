@@ -6,17 +6,17 @@ import ast
 import inspect
 import logging
 import os
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from importlib import import_module, util
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lowtide import models
-from lowtide.errors import InvalidArgumentError, LowtideError
+from lowtide.errors import InvalidArgumentError, LowtideError, PlanMismatchError
 from lowtide.shell import files
 from lowtide.shell.failures import target_error
+from lowtide.shell.functions import FORMS, functions_in, load_function
 from lowtide.shell.page import user_prints_elsewhere
 from lowtide.shell.progress import stage
 from lowtide.step.graph import StepGraph
@@ -24,11 +24,6 @@ from lowtide.step.plan import Plan
 
 if TYPE_CHECKING:
     from lowtide.models import Example
-
-FORMS = (
-    "a built-in model (`lowtide models` lists them), file.py:function or "
-    "package.module:function, or a saved .step.json or .plan.json"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +87,7 @@ def read_target(
         raise InvalidArgumentError(
             text,
             "a file alone does not say which function makes the step",
-            f"Write {text}:FUNCTION" + _functions_in(Path(text)),
+            f"Write {text}:FUNCTION" + functions_in(Path(text)),
         )
     try:
         models.describe(text)
@@ -125,15 +120,6 @@ def _pairs(options: list[str]) -> dict[str, str]:
     return found
 
 
-def _functions_in(path: Path) -> str:
-    try:
-        body = ast.parse(path.read_text()).body
-    except (OSError, SyntaxError, ValueError):
-        return ""
-    names = [n.name for n in body if isinstance(n, ast.FunctionDef)]
-    return f"; it defines {', '.join(names[:8])}" if names else ""
-
-
 def build(target: Target, *, fake: bool = False) -> Example:
     """The model, its batch and its loss. With `fake`, built-in models take no memory.
 
@@ -158,12 +144,8 @@ def _build_model(target: Target, *, fake: bool) -> Example:
         key: description.option(key).parse(value)
         for key, value in (target.options or {}).items()
     }
-    if not fake:
-        return models.build(target.text, batch=target.batch, **options)
-    from torch._subclasses import FakeTensorMode
-
-    with FakeTensorMode():
-        return models.build(target.text, batch=target.batch, **options)
+    make = models.build_fake if fake else models.build
+    return make(target.text, batch=target.batch, **options)
 
 
 def _call_function(target: Target) -> Example:
@@ -176,80 +158,6 @@ def _call_function(target: Target) -> Example:
     except Exception as error:
         raise target_error(target.text, error) from error
     return _as_example(target.text, made)
-
-
-def load_function(text: str) -> Callable[..., Any]:
-    """The function that `file.py:name` or `package.module:name` stands for."""
-    where, _, name = text.rpartition(":")
-    if not where or not name.isidentifier():
-        raise InvalidArgumentError(
-            f"target {text!r}", "it names no function", f"A target is {FORMS}"
-        )
-    try:
-        if where.endswith(".py"):
-            module = _import_file(Path(where))
-        else:
-            module = _import_name(where)
-    except LowtideError:
-        raise
-    except Exception as error:
-        raise target_error(text, error) from error
-    found = getattr(module, name, None)
-    if not callable(found):
-        file = getattr(module, "__file__", None)
-        raise InvalidArgumentError(
-            f"target {text!r}",
-            f"{where} has no function {name}",
-            "Check the name" + (_functions_in(Path(file)) if file else ""),
-        )
-    return found
-
-
-def _import_file(path: Path) -> Any:
-    if not path.is_file():
-        raise InvalidArgumentError(
-            str(path), "there is no such file", f"A target is {FORMS}"
-        )
-    _importable(str(path.resolve().parent))
-    # Under its own name, so that child processes can import it, unless that is taken.
-    name = path.stem
-    known = util.find_spec(name) if name.isidentifier() else None
-    if known is None or known.origin != str(path.resolve()):
-        name = f"lowtide_target_{path.stem}"
-    spec = util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
-
-
-def _import_name(name: str) -> Any:
-    _importable(str(Path.cwd()))
-    try:
-        return import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not (name + ".").startswith(error.name + "."):
-            raise
-        raise InvalidArgumentError(
-            f"target module {name!r}",
-            f"there is no module {error.name}",
-            "Run from the folder that holds it, or write file.py:function",
-        ) from error
-
-
-def _importable(folder: str) -> None:
-    """Lets this process, and those it starts, import from a folder."""
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    if folder not in known:
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, *known]))
 
 
 def _arguments(function: Callable[..., Any], target: Target) -> dict[str, Any]:
@@ -278,15 +186,12 @@ def _value(text: str) -> Any:
 
 
 def _as_example(text: str, made: Any) -> Example:
-    from torch import nn
-
     if all(hasattr(made, part) for part in ("model", "batch", "loss")):
         return models.Example(made.model, made.batch, made.loss)
     if isinstance(made, tuple) and len(made) in (2, 3):
         model, batch = made[:2]
         loss = made[2] if len(made) == 3 else None
-        is_model = isinstance(model, nn.Module) or callable(model)
-        if is_model and (loss is None or callable(loss)):
+        if callable(model) and (loss is None or callable(loss)):
             return models.Example(model, batch, loss)  # pyright: ignore
     kind = type(made).__name__
     if isinstance(made, tuple):
@@ -310,7 +215,10 @@ def step_of(
     A plan's step is looked for beside the plan, unless `step_file` names it.
     """
     if target.kind == "file":
-        return _step_in(target.path, step_file)
+        thing = files.load(target.path)
+        if isinstance(thing, StepGraph):
+            return thing
+        return step_for(thing, target.path, step_file)
     return profile(target, build(target, fake=how == "estimate"), how, device)
 
 
@@ -318,10 +226,10 @@ def profile(
     target: Target, example: Example, how: str, device: str | None
 ) -> StepGraph:
     """The step of an example, with progress; remembers where it came from."""
-    _api = load_api()
+    api = load_api()
     title = "measuring ops" if how == "measure" else "estimating ops"
     with stage(f"capturing and {title}") as advance, user_prints_elsewhere():
-        step = _api.profile(
+        step = api.profile(
             example.model,
             example.batch,
             loss=example.loss,
@@ -334,26 +242,18 @@ def profile(
     return replace(step, facts=facts)
 
 
+@cache
 def load_api() -> Any:
-    """The verbs that need torch, with progress, as it takes seconds to load.
+    """The part of lowtide that needs torch, with progress: it takes seconds to load.
 
     Without --verbose torch says nothing of its own: lowtide's errors say what matters.
     """
     with stage("loading torch"):
-        import torch
-
-        from lowtide.engine import api as _api
-    quiet = logging.getLogger("lowtide").level > logging.INFO
-    if quiet and "TORCH_LOGS" not in os.environ:
-        torch._logging.set_logs(all=logging.CRITICAL)  # pyright: ignore
-    return _api
-
-
-def _step_in(path: Path, step_file: Path | None) -> StepGraph:
-    thing = files.load(path)
-    if isinstance(thing, StepGraph):
-        return thing
-    return step_for(thing, path, step_file)
+        from lowtide.engine import api, machine
+    is_quiet = logging.getLogger("lowtide").level > logging.INFO
+    if is_quiet and "TORCH_LOGS" not in os.environ:
+        machine.silence_torch()
+    return api
 
 
 def step_for(plan: Plan, path: Path, step_file: Path | None = None) -> StepGraph:
@@ -363,8 +263,6 @@ def step_for(plan: Plan, path: Path, step_file: Path | None = None) -> StepGraph
         InvalidArgumentError: No file with this step is found.
         PlanMismatchError: The step named is another.
     """
-    from lowtide.errors import PlanMismatchError
-
     if step_file is not None:
         step = files.load(step_file)
         if not isinstance(step, StepGraph):
@@ -380,6 +278,13 @@ def step_for(plan: Plan, path: Path, step_file: Path | None = None) -> StepGraph
             str(path),
             f"no .step.json beside it is the step {plan.fingerprint} of this plan",
             "Pass --step FILE, or profile the step again with `lowtide profile TARGET "
-            f"-o {path.with_name(files.stem_of(path) + files.STEP_ENDING)}`",
+            f"-o {files.beside(path, files.STEP_ENDING)}`",
         )
     return found
+
+
+def step_if_known(plan: Plan, path: Path, step_file: Path | None) -> StepGraph | None:
+    """The step a plan file was made for, if it is named or lies beside it."""
+    if step_file is None:
+        return files.step_beside(plan, path)
+    return step_for(plan, path, step_file)

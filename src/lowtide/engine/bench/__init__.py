@@ -1,5 +1,5 @@
-"""Comparisons that a sceptic runs: other methods, and published tables.
+"""Comparisons that a sceptic runs: lowtide beside other methods, on one model.
 
-`_methods` says how each other method is put on a model, `_against` runs them all in one
-go, `_feng` plans the published models at their published cut.
+`methods` says how each other method is put on a model, `against` runs them all in one
+go, `activations` plans for the peak of activations alone.
 """

@@ -90,16 +90,21 @@ def compare_methods(
     loss: Any,
     *,
     steps: int = 5,
+    known: Sequence[Row] = (),
     progress: Progress | None = None,
 ) -> list[Row]:
-    """Times and equality of each method; the first is what the others are held to."""
+    """Times and equality of each method; the first is what the others are held to.
+
+    What is known of a method already, such as its peak, is taken from `known`.
+    """
+    by_name = {row.name: row for row in known}
     rows: list[Row] = []
     runners: list[tuple[int, Runner]] = []
     expected: Numbers | None = None
     for method in methods:
         if progress is not None:
             progress(method.label)
-        row = Row(method.name, method.label)
+        row = by_name.get(method.name, Row(method.name, method.label))
         try:
             runner = Runner(method, model, batch, loss)
             found = runner.first_step()

@@ -8,4 +8,3 @@ from lowtide.reporting.pictures.charts import profile_picture as profile_picture
 from lowtide.reporting.pictures.charts import save_plots as save_plots
 from lowtide.reporting.pictures.comparisons import against_picture as against_picture
 from lowtide.reporting.pictures.comparisons import batch_picture as batch_picture
-from lowtide.reporting.pictures.comparisons import table_picture as table_picture

@@ -137,25 +137,3 @@ def _label(axes: Any, labels: list[tuple[float, float, str]]) -> None:
             fontsize=8,
             verticalalignment="top",
         )
-
-
-def table_picture(data: dict[str, Any], form: str) -> bytes:
-    """Published and own extra time, model by model."""
-    return picture(_draw_table, data, form, height=0.8 + 0.28 * len(data["rows"]))
-
-
-def _draw_table(figure: Any, data: dict[str, Any]) -> None:
-    axes, rows = figure.add_subplot(), data["rows"]
-    for offset, key, color, label in (
-        (-0.2, "published_overhead", SOFT, "published"),
-        (0.2, "overhead", CYCLE[0], "lowtide"),
-    ):
-        places = [place + offset for place in range(len(rows))]
-        values = [row[key] for row in rows]
-        axes.barh(places, values, height=0.36, color=color, label=label)
-    names = [f"{row['name']} (-{100 * row['published_cut']:.0f} %)" for row in rows]
-    axes.set_yticks(list(range(len(rows))), names)
-    axes.invert_yaxis()
-    axes.set_xlabel("extra time at the published cut")
-    percent_axis(axes.xaxis)
-    axes.legend(frameon=False)

@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lowtide.errors import InvalidArgumentError, LowtideError
-from lowtide.shell import files
 from lowtide.shell.failures import say
+from lowtide.shell.frame import PICTURES, Content, Frame, SavingFrame
 from lowtide.shell.options import (
-    AsJson,
     Device,
-    Force,
     How,
     ModelOptions,
     Planner,
     TargetText,
     TimeLimit,
+    option,
+    read_budget,
+    saved_as,
+    words_of,
 )
-from lowtide.shell.page import Page, user_prints_elsewhere
+from lowtide.shell.page import user_prints_elsewhere
 from lowtide.shell.progress import note, stage
-from lowtide.shell.target import Target, build, read_target, step_of
-from lowtide.shell.verbs.plan import checked_budget
+from lowtide.shell.target import Target, build, load_api, read_target, step_of
 from lowtide.step.format import format_bytes, format_percent
 from lowtide.step.graph import StepGraph
+from lowtide.step.plan import Plan
 from lowtide.step.units import to_bytes
 
 if TYPE_CHECKING:
@@ -33,33 +36,26 @@ if TYPE_CHECKING:
 
 # A step is only run here if this share of the free memory holds it.
 _SAFE_SHARE = 0.6
-_ENDINGS = (".png", ".svg", ".pdf", ".html", ".json")
 
 
 def batch(
+    frame: SavingFrame,
     target: TargetText,
     batches: Annotated[
         str, typer.Option(metavar="LIST", help="Batch sizes, with commas between.")
     ] = "4,8,16,32",
     budget: Annotated[
         str | None,
-        typer.Option(
-            metavar="SIZE",
-            help="Peak of the whole step: 6GiB, or a share such as 60% of what the "
-            "largest batch needs.  [default: what the smallest batch needs as it is]",
+        option(
+            "Peak of the whole step: 6GiB, or a share such as 60% of what the largest "
+            "batch needs.  [default: what the smallest batch needs as it is]",
+            "SIZE",
             envvar="LOWTIDE_BUDGET",
-            show_default=False,
         ),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="A picture (.png, .svg, .pdf), a report (.html) or data (.json).",
-            show_default=False,
-        ),
+        saved_as("A picture (.png, .svg, .pdf), a report (.html) or data (.json)."),
     ] = None,
     run: Annotated[
         bool,
@@ -75,31 +71,25 @@ def batch(
     ] = True,
     planner: Planner = "auto",
     time_limit: TimeLimit = 5.0,
-    option: ModelOptions = None,
+    model_options: ModelOptions = None,
     how: How = "measure",
     device: Device = None,
-    force: Force = False,
-    as_json: AsJson = False,
 ) -> None:
     """Show peak and throughput against batch size, and the largest that fits."""
-    page = Page(as_json=as_json)
-    sizes = read_sizes(batches)
-    wanted = None if budget is None else checked_budget(budget)
-    asked = _read(target, option)
-    if output is not None and output.suffix not in _ENDINGS:
-        raise InvalidArgumentError(
-            f"-o {output}", "this ending names no form", f"Use {', '.join(_ENDINGS)}"
-        )
-    files.refuse_early(output, force=force)
+    sizes = _read_sizes(batches)
+    wanted = None if budget is None else read_budget(budget)
+    asked = _read_target(target, model_options)
+    frame.will_save(output, *PICTURES, ".html", ".json")
     steps = {n: step_of(asked.at(n), how=how, device=device) for n in sizes}
-    budget_bytes = _budget(wanted, steps)
-    rows, plans = _rows(steps, budget_bytes, planner, time_limit)
+    peaks = [step.eager_peak_bytes for step in steps.values()]
+    budget_bytes = to_bytes(
+        min(peaks) if wanted is None else wanted, baseline_bytes=max(peaks)
+    )
+    search = {"planner": planner, "time_limit": time_limit}
+    rows, plans = _predicted(steps, budget_bytes, search)
     if run and how == "measure":
         rows = [_measured(asked.at(r.batch), r, plans[r.batch]) for r in rows]
-    most = {}
-    if largest:
-        fitting = {n: plan for n, plan in plans.items() if plan is not None}
-        most = _largest(asked, budget_bytes, planner, time_limit, fitting)
+    most = _largest(asked, budget_bytes, plans, search) if largest else {}
     data = {
         "lowtide": "batch",
         "target": list(asked.words),
@@ -107,21 +97,19 @@ def batch(
         "rows": [row.to_dict() for row in rows],
         **most,
     }
-    if output is not None:
-        _save(output, data, steps, rows, force=force)
-    page.result(data)
-    _show(page, asked.name, budget_bytes, rows, most)
-    page.line()
-    if output is not None:
-        page.pairs([("saved", str(output))])
+    frame.save(output, lambda ending: _content(ending, data, steps))
+    frame.result(data)
+    frame.line(f"{asked.name} within {format_bytes(budget_bytes)}", "bold")
+    _show(frame, rows, most)
+    _advise(frame, rows, budget_bytes)
     best = most.get("largest_batch") or sizes[-1]
     words = (*asked.at(best).words, "--budget", str(budget_bytes))
-    page.next("lowtide", "plan", *words, "-o", f"{asked.name}.plan.json")
+    frame.next("plan", *words, "-o", f"{asked.name}.plan.json")
 
 
-def read_sizes(text: str) -> list[int]:
+def _read_sizes(text: str) -> list[int]:
     """Batch sizes in rising order."""
-    parts = [part.strip() for part in text.split(",") if part.strip()]
+    parts = words_of(text)
     if not parts or not all(p.isdecimal() and int(p) > 0 for p in parts):
         raise InvalidArgumentError(
             f"--batches {text}", "it is no list of sizes", "Write --batches 4,8,16"
@@ -129,8 +117,8 @@ def read_sizes(text: str) -> list[int]:
     return sorted({int(part) for part in parts})
 
 
-def _read(target: str, option: list[str] | None) -> Target:
-    asked = read_target(target, None, option)
+def _read_target(target: str, model_options: list[str] | None) -> Target:
+    asked = read_target(target, None, model_options)
     if asked.kind == "file":
         raise InvalidArgumentError(
             f"lowtide batch {target}",
@@ -141,33 +129,23 @@ def _read(target: str, option: list[str] | None) -> Target:
     return asked
 
 
-def _budget(wanted: str | int | None, steps: dict[int, StepGraph]) -> int:
-    peaks = [step.eager_peak_bytes for step in steps.values()]
-    if wanted is None:
-        return min(peaks)
-    return to_bytes(wanted, baseline_bytes=max(peaks))
-
-
-def _rows(
-    steps: dict[int, StepGraph], budget_bytes: int, planner: str, time_limit: float
-) -> tuple[list[BatchRow], dict[int, Any]]:
+def _predicted(
+    steps: dict[int, StepGraph], budget_bytes: int, search: dict[str, Any]
+) -> tuple[list[BatchRow], dict[int, Plan | None]]:
     from lowtide.engine.batch import predict_row
 
     rows: list[BatchRow] = []
-    plans: dict[int, Any] = {}
+    plans: dict[int, Plan | None] = {}
     for size, step in steps.items():
-        with stage(f"planning a batch of {size}", limit_seconds=time_limit):
-            row, plans[size] = predict_row(
-                size, step, budget_bytes, planner=planner, time_limit=time_limit
-            )
+        title = f"planning a batch of {size}"
+        with stage(title, limit_seconds=search["time_limit"]):
+            row, plans[size] = predict_row(size, step, budget_bytes, **search)
         rows.append(row)
     return rows, plans
 
 
-def _measured(asked: Target, row: BatchRow, plan: Any) -> BatchRow:
+def _measured(asked: Target, row: BatchRow, plan: Plan | None) -> BatchRow:
     """The row with what really happened, if this machine can hold it."""
-    from dataclasses import replace
-
     from lowtide.engine.batch import free_bytes, measure_both
 
     free = free_bytes()
@@ -192,24 +170,22 @@ def _measured(asked: Target, row: BatchRow, plan: Any) -> BatchRow:
 def _largest(
     asked: Target,
     budget_bytes: int,
-    planner: str,
-    time_limit: float,
-    known: dict[int, Any],
+    plans: dict[int, Plan | None],
+    search: dict[str, Any],
 ) -> dict[str, Any]:
-    from lowtide.engine import api as _api
+    api = load_api()
     from lowtide.engine.batch import find_largest
 
     def step_at(size: int) -> StepGraph:
         example = build(asked.at(size), fake=True)
         with user_prints_elsewhere():
-            return _api.profile(
+            return api.profile(
                 example.model, example.batch, loss=example.loss, how="estimate"
             )
 
+    known = {size: plan for size, plan in plans.items() if plan is not None}
     with stage("looking for the largest batch"):
-        size, plan = find_largest(
-            step_at, budget_bytes, planner=planner, time_limit=time_limit, known=known
-        )
+        size, plan = find_largest(step_at, budget_bytes, known=known, **search)
     return {
         "largest_batch": size,
         "largest_peak_bytes": plan.peak_bytes,
@@ -217,43 +193,27 @@ def _largest(
     }
 
 
-def _save(
-    output: Path,
-    data: dict[str, Any],
-    steps: dict[int, StepGraph],
-    rows: list[BatchRow],
-    *,
-    force: bool,
-) -> None:
-    if output.suffix == ".json":
-        files.write(output, data, force=force)
-    elif output.suffix == ".html":
-        from lowtide.reporting import report
+def _content(ending: str, data: dict[str, Any], steps: dict[int, StepGraph]) -> Content:
+    if ending == ".json":
+        return data
+    if ending == ".html":
+        from lowtide.reporting.report import report
 
-        made = report(steps[max(steps)], [row.to_dict() for row in rows])
-        files.write(output, made.to_html(), force=force)
-    else:
-        from lowtide.reporting.pictures import batch_picture
+        return report(steps[max(steps)], data["rows"]).to_html()
+    from lowtide.reporting.pictures import batch_picture
 
-        files.write(output, batch_picture(data, output.suffix[1:]), force=force)
+    return batch_picture(data, ending[1:])
 
 
-def _show(
-    page: Page,
-    name: str,
-    budget_bytes: int,
-    rows: list[BatchRow],
-    most: dict[str, Any],
-) -> None:
-    page.line(f"{name} within {format_bytes(budget_bytes)}", "bold")
-    page.table(
+def _show(frame: Frame, rows: list[BatchRow], most: dict[str, Any]) -> None:
+    frame.table(
         ("batch", "peak", "with plan", "samples/s", "with plan", "time"),
         [_row(row) for row in rows],
     )
     measured = [row for row in rows if row.measured_baseline is not None]
     if measured:
-        page.heading("Measured here")
-        page.table(
+        frame.heading("Measured here")
+        frame.table(
             (
                 *("batch", "peak", "with plan", "activations"),
                 *("samples/s", "with plan", "time"),
@@ -262,12 +222,11 @@ def _show(
         )
     if most:
         extra = format_percent(most["largest_overhead"], signed=True)
-        page.line()
-        page.line(
+        frame.line()
+        frame.line(
             f"The largest batch that fits is {most['largest_batch']}: peak "
             f"{format_bytes(most['largest_peak_bytes'])}, about {extra} time."
         )
-    _advise(page, rows, budget_bytes)
 
 
 def _row(row: BatchRow) -> tuple[str, ...]:
@@ -309,14 +268,14 @@ def _real_row(row: BatchRow) -> tuple[str, ...]:
     )
 
 
-def _advise(page: Page, rows: list[BatchRow], budget_bytes: int) -> None:
+def _advise(frame: Frame, rows: list[BatchRow], budget_bytes: int) -> None:
     """Whether the larger batch is worth it: it is only if it trains faster."""
     from lowtide.engine.batch import best_row
 
     best = best_row(rows)
     plain = [r for r in rows if r.baseline_peak_bytes <= budget_bytes]
     if best is None or best.planned_samples_per_second is None:
-        page.line("No size in the list fits this budget.")
+        frame.line("No size in the list fits this budget.")
         return
     text = (
         f"Within the budget, {best.batch} samples at a time train fastest: "
@@ -328,4 +287,4 @@ def _advise(page: Page, rows: list[BatchRow], budget_bytes: int) -> None:
             f"; without a plan it is {top.batch} at "
             f"{top.baseline_samples_per_second:.1f} samples/s"
         )
-    page.line(text + ".")
+    frame.line(text + ".")

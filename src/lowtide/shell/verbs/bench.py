@@ -1,4 +1,4 @@
-"""`lowtide bench`: lowtide beside other methods, and beside published tables."""
+"""`lowtide bench`: lowtide beside other methods."""
 
 from __future__ import annotations
 
@@ -8,45 +8,35 @@ from typing import Annotated, Any
 import typer
 
 from lowtide.errors import InvalidArgumentError
-from lowtide.shell import files
 from lowtide.shell.against import run_against, show_against
+from lowtide.shell.frame import PICTURES, Content, SavingFrame
 from lowtide.shell.options import (
-    AsJson,
     Batch,
-    Force,
     ModelOptions,
     Planner,
     TimeLimit,
+    argument,
+    flag,
+    option,
+    saved_as,
 )
-from lowtide.shell.page import Page
-from lowtide.shell.table import run_table, show_table
 from lowtide.shell.target import read_target
-
-_ENDINGS = (".json", ".png", ".svg", ".pdf")
 
 
 def bench(
+    frame: SavingFrame,
     target: Annotated[
         str | None,
-        typer.Argument(
+        argument(
+            "A built-in model, file.py:function or package.module:function.",
             metavar="[TARGET]",
-            help="A built-in model, file.py:function or package.module:function.",
-            show_default=False,
         ),
     ] = None,
     against: Annotated[
-        bool,
-        typer.Option(
-            "--against", help="Compare with other methods on TARGET (the default)."
-        ),
+        bool, flag("--against", "Compare with other methods on TARGET (the default).")
     ] = False,
     table: Annotated[
-        str | None,
-        typer.Option(
-            metavar="feng",
-            help="Plan the published models of this table instead.",
-            show_default=False,
-        ),
+        str | None, option("Where a published table is planned.", "feng", hidden=True)
     ] = None,
     budgets: Annotated[
         str,
@@ -63,82 +53,46 @@ def bench(
             help="usual, all, or names of other methods, such as blocks,inductor_0.5.",
         ),
     ] = "usual",
-    models: Annotated[
-        str | None,
-        typer.Option(
-            metavar="LIST",
-            help="Of the table, only these models.",
-            show_default=False,
-        ),
-    ] = None,
-    measure: Annotated[
-        bool,
-        typer.Option(
-            "--measure", help="Also run the table's models here, at a smaller batch."
-        ),
-    ] = False,
     steps: Annotated[
         int, typer.Option(min=1, metavar="N", help="Timed steps of each method.")
     ] = 5,
     jobs: Annotated[
-        int,
-        typer.Option(min=1, metavar="N", help="Peaks to take at the same time."),
+        int, typer.Option(min=1, metavar="N", help="Peaks to take at the same time.")
     ] = 1,
     output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="Data (.json) or a picture (.png, .svg, .pdf).",
-            show_default=False,
-        ),
+        Path | None, saved_as("Data (.json) or a picture (.png, .svg, .pdf).")
     ] = None,
     planner: Planner = "auto",
     time_limit: TimeLimit = 10.0,
     batch: Batch = None,
-    option: ModelOptions = None,
-    force: Force = False,
-    as_json: AsJson = False,
+    model_options: ModelOptions = None,
 ) -> None:
-    """Compare with other methods on a model, or with a published table."""
+    """Compare with other methods on a model."""
     del against
-    page = Page(as_json=as_json)
-    if output is not None and output.suffix not in _ENDINGS:
-        raise InvalidArgumentError(
-            f"-o {output}", "this ending names no form", f"Use {', '.join(_ENDINGS)}"
-        )
-    files.refuse_early(output, force=force)
+    frame.will_save(output, ".json", *PICTURES)
     if table is not None:
-        data = run_table(table, models, planner, time_limit, batch, steps, measure)
-        page.result(data)
-        show_table(page, data)
-    elif target is None:
         raise InvalidArgumentError(
-            "lowtide bench",
-            "neither a TARGET nor --table was given",
-            "Write `lowtide bench tiny_gpt --against` or `lowtide bench --table feng`",
+            f"lowtide bench --table {table}",
+            "published tables are planned by the benchmarks of lowtide's repository",
+            "There, run `python benchmarks/feng.py`, or `python benchmarks/feng.py "
+            "--measure` to run the models as well",
         )
-    else:
-        asked = read_target(target, batch, option)
-        data = run_against(asked, budgets, methods, planner, time_limit, steps, jobs)
-        page.result(data)
-        show_against(page, asked.name, data)
-    page.line()
-    if output is not None:
-        _save(output, data, force=force)
-        page.pairs([("saved", str(output))])
-    if table is not None:
-        page.next("lowtide", "bench", "resnet50", "--batch", "4", "--against")
-    else:
-        page.next("lowtide", "sweep", target or "tiny_gpt")
+    if target is None:
+        raise InvalidArgumentError(
+            "lowtide bench", "no TARGET was given", "Write `lowtide bench tiny_gpt`"
+        )
+    asked = read_target(target, batch, model_options)
+    data = run_against(asked, budgets, methods, planner, time_limit, steps, jobs)
+    # Shown first: hours of work are not to be lost to a disk that is full.
+    frame.result(data)
+    show_against(frame, asked.name, data)
+    frame.save(output, lambda ending: _content(ending, data))
+    frame.next("sweep", target)
 
 
-def _save(output: Path, data: dict[str, Any], *, force: bool) -> None:
-    if output.suffix == ".json":
-        files.write(output, data, force=force)
-        return
-    from lowtide.reporting.pictures import against_picture, table_picture
+def _content(ending: str, data: dict[str, Any]) -> Content:
+    if ending == ".json":
+        return data
+    from lowtide.reporting.pictures import against_picture
 
-    draw = table_picture if data["lowtide"] == "feng" else against_picture
-    files.write(output, draw(data, output.suffix[1:]), force=force)
+    return against_picture(data, ending[1:])

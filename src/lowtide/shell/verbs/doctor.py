@@ -10,14 +10,16 @@ from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from lowtide import __version__
 from lowtide.errors import TESTED_TORCH
-from lowtide.shell.options import AsJson
-from lowtide.shell.page import Page, user_prints_elsewhere
+from lowtide.shell.failures import FAILURE
+from lowtide.shell.frame import Frame
+from lowtide.shell.options import flag
+from lowtide.shell.page import user_prints_elsewhere
 from lowtide.shell.progress import stage
 from lowtide.shell.target import load_api
 from lowtide.step.format import format_bytes
@@ -29,37 +31,38 @@ ENVIRONMENT = (
     "LOWTIDE_CACHE_DIR",
     "LOWTIDE_DISABLE",
 )
+# A name, what was found, and what to make of it.
+Row = tuple[str, str, str]
 _EXTRAS = {"torchvision": "models", "transformers": "models", "matplotlib": "plot"}
 
 
 def doctor(
+    frame: Frame,
     calibrate: Annotated[
         bool,
-        typer.Option(
-            "--calibrate",
-            help="Measure this machine, for estimates; takes some seconds.",
-        ),
+        flag("--calibrate", "Measure this machine, for estimates; takes some seconds."),
     ] = False,
-    as_json: AsJson = False,
 ) -> None:
     """Check this machine: torch, devices, solver, cache and settings."""
-    page = Page(as_json=as_json)
     if calibrate:
-        _calibrate(page)
+        _calibrate(frame)
         return
     with stage("looking around"), user_prints_elsewhere():
-        found = examine()
-    page.result(found)
-    page.pairs([(r["name"], r["found"], r["verdict"]) for r in found["rows"]])
-    page.line()
-    if not found["ok"]:
-        page.line("Something above needs mending before lowtide can train.")
-        page.next("pip", "install", "-U", "lowtide")
-        raise typer.Exit(1)
-    page.next("lowtide", "demo")
+        rows = [row for check in _CHECKS for row in check()]
+    ok = not any(verdict.startswith("PROBLEM") for _, _, verdict in rows)
+    names = ("name", "found", "verdict")
+    data = [dict(zip(names, row, strict=True)) for row in rows]
+    frame.result({"ok": ok, "rows": data})
+    frame.pairs(rows)
+    if not ok:
+        frame.line()
+        frame.line("Something above needs mending before lowtide can train.")
+        frame.next("install", "-U", "lowtide", program="pip")
+        raise typer.Exit(FAILURE)
+    frame.next("demo")
 
 
-def _calibrate(page: Page) -> None:
+def _calibrate(frame: Frame) -> None:
     """Describe this machine by measuring it; estimates use that from now on."""
     load_api()
     from lowtide.engine.costs import calibrate
@@ -67,59 +70,35 @@ def _calibrate(page: Page) -> None:
 
     with stage("measuring this machine") as advance:
         found = calibrate(progress=advance)
-    page.result({**asdict(found), "file": str(own_file())})
-    page.pairs(
+    frame.saved.append(own_file())
+    frame.result({**asdict(found), "file": str(own_file())})
+    bandwidth = format_bytes(int(found.bandwidth_bytes_per_second))
+    frame.pairs(
         [
             ("device", found.name, found.title),
-            (
-                "memory moved",
-                f"{format_bytes(int(found.bandwidth_bytes_per_second))}/s",
-            ),
+            ("memory moved", f"{bandwidth}/s"),
             ("simple ops", f"{found.vector_flops / 1e9:.1f} Gflop/s"),
             *(
                 (f"products, {dtype}", f"{rate / 1e9:.1f} Gflop/s")
                 for dtype, rate in found.matmul_flops.items()
             ),
             ("start of an op", f"{found.overhead_seconds * 1e6:.1f} us"),
-            ("saved", str(own_file())),
         ]
     )
-    page.line()
-    page.next("lowtide", "profile", "resnet50", "--how", "estimate")
+    frame.next("profile", "resnet50", "--how", "estimate")
 
 
-def examine() -> dict[str, Any]:
-    """Every check as a row of name, finding and verdict; `ok` if lowtide can run."""
-    checks: tuple[Callable[[], list[tuple[str, str, str]]], ...] = (
-        _lowtide,
-        _torch,
-        _devices,
-        _solvers,
-        _extras,
-        _cache,
-        _environment,
-    )
-    rows = [row for check in checks for row in check()]
-    return {
-        "ok": not any(row[2].startswith("PROBLEM") for row in rows),
-        "rows": [
-            dict(zip(("name", "found", "verdict"), row, strict=True)) for row in rows
-        ],
-    }
-
-
-def _lowtide() -> list[tuple[str, str, str]]:
+def _lowtide() -> list[Row]:
     python = platform.python_version()
     return [("lowtide", __version__, f"python {python}, {sys.platform}")]
 
 
-def _torch() -> list[tuple[str, str, str]]:
+def _torch() -> list[Row]:
     tested = f"tested: {TESTED_TORCH}"
     try:
-        import torch
+        from lowtide.engine.machine import TORCH_VERSION as found
     except Exception as error:
         return [("torch", f"cannot be imported ({error})", f"PROBLEM; {tested}")]
-    found = torch.__version__
     least, below = TESTED_TORCH.removeprefix("torch>=").split(",<")
     number = _parts(found)
     fits = _parts(least) <= number < _parts(below)
@@ -132,24 +111,18 @@ def _parts(text: str) -> tuple[int, ...]:
     )
 
 
-def _devices() -> list[tuple[str, str, str]]:
+def _devices() -> list[Row]:
     memory = _memory_bytes()
     size = f", {format_bytes(memory)} of memory" if memory else ""
     rows = [("processor", f"{os.cpu_count()} cores{size}", "ok")]
     try:
-        import torch
+        from lowtide.engine.machine import gpus
 
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        for place in range(count):
-            facts = torch.cuda.get_device_properties(place)
-            rows.append(
-                (
-                    f"cuda:{place}",
-                    f"{facts.name}, {format_bytes(facts.total_memory)}",
-                    "written for, not yet tested on a GPU",
-                )
-            )
-        if not count:
+        for place, (name, num_bytes) in enumerate(found := gpus()):
+            size = format_bytes(num_bytes)
+            verdict = "written for, not yet tested on a GPU"
+            rows.append((f"cuda:{place}", f"{name}, {size}", verdict))
+        if not found:
             rows.append(("cuda", "none", "not needed"))
     except Exception as error:  # a broken driver must not stop the other checks
         rows.append(("cuda", f"cannot be asked ({error})", "not needed"))
@@ -163,7 +136,7 @@ def _memory_bytes() -> int:
         return 0
 
 
-def _solvers() -> list[tuple[str, str, str]]:
+def _solvers() -> list[Row]:
     try:
         import highspy
 
@@ -188,7 +161,7 @@ def _solvers() -> list[tuple[str, str, str]]:
     return rows
 
 
-def _extras() -> list[tuple[str, str, str]]:
+def _extras() -> list[Row]:
     return [
         (name, _installed(name), "ok")
         if find_spec(name)
@@ -204,7 +177,7 @@ def _installed(name: str) -> str:
         return "installed"
 
 
-def _cache() -> list[tuple[str, str, str]]:
+def _cache() -> list[Row]:
     given = os.environ.get("LOWTIDE_CACHE_DIR")
     folder = Path(given).expanduser() if given else Path.home() / ".cache" / "lowtide"
     shown = str(folder).replace(str(Path.home()), "~", 1)
@@ -217,7 +190,7 @@ def _cache() -> list[tuple[str, str, str]]:
     return [("cache", shown, f"{len(files)} files, {size}")]
 
 
-def _environment() -> list[tuple[str, str, str]]:
+def _environment() -> list[Row]:
     given = [(name, os.environ[name]) for name in ENVIRONMENT if name in os.environ]
     if not given:
         return [("settings", "none in the environment", "ok")]
@@ -225,3 +198,14 @@ def _environment() -> list[tuple[str, str, str]]:
         (name, value, "lowtide does nothing" if name.endswith("DISABLE") else "set")
         for name, value in given
     ]
+
+
+_CHECKS: tuple[Callable[[], list[Row]], ...] = (
+    _lowtide,
+    _torch,
+    _devices,
+    _solvers,
+    _extras,
+    _cache,
+    _environment,
+)

@@ -3,42 +3,45 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from typing import Annotated, Any
 
 from lowtide.models import Description, available, describe
-from lowtide.shell.options import AsJson, ModelName
-from lowtide.shell.page import Page
+from lowtide.shell import complete
+from lowtide.shell.frame import Frame
+from lowtide.shell.options import argument
 
 
-def models(name: ModelName = None, as_json: AsJson = False) -> None:
+def models(
+    frame: Frame,
+    name: Annotated[
+        str | None, argument("A built-in model.", complete.models, "[NAME]")
+    ] = None,
+) -> None:
     """List the built-in models, or the options of one."""
-    page = Page(as_json=as_json)
     if name is not None:
-        _one(page, describe(name))
+        _one(frame, describe(name))
         return
     found = [describe(each) for each in available()]
-    page.result([_data(each) for each in found])
-    page.table(
+    frame.result([_data(each) for each in found])
+    frame.table(
         ("model", "parameters", "<from", "<what it is"),
         [(d.name, _count(d.num_parameters), d.library, d.summary) for d in found],
     )
-    page.line()
-    page.next("lowtide", "models", "gpt2")
+    frame.next("models", "gpt2")
 
 
-def _one(page: Page, description: Description) -> None:
-    page.result(_data(description))
-    page.line(f"{description.name}: {description.summary}", "bold")
-    page.line()
-    page.table(
+def _one(frame: Frame, description: Description) -> None:
+    frame.result(_data(description))
+    frame.line(f"{description.name}: {description.summary}", "bold")
+    frame.line()
+    frame.table(
         ("option", "<default", "<what it is"),
         [
             (o.name, "" if o.default is None else str(o.default).lower(), o.help)
             for o in description.options
         ],
     )
-    page.line()
-    page.next("lowtide", "profile", description.name, "--batch", "2")
+    frame.next("profile", description.name, "--batch", "2")
 
 
 def _data(description: Description) -> dict[str, Any]:

@@ -4,43 +4,31 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from lowtide.shell import complete
-from lowtide.shell.options import AsJson
-from lowtide.shell.page import Page
+from lowtide.shell.frame import Frame
+from lowtide.shell.options import argument
 
 
 def planners(
+    frame: Frame,
     name: Annotated[
-        str | None,
-        typer.Argument(
-            help="Show the page of this planner.",
-            autocompletion=complete.planners,
-            show_default=False,
-        ),
+        str | None, argument("Show the page of this planner.", complete.planners)
     ] = None,
-    as_json: AsJson = False,
 ) -> None:
     """List the planners, or show one planner's page."""
     from lowtide.planners import available, load
 
-    page = Page(as_json=as_json)
     if name is not None:
         planner = load(name)
-        page.result({"name": planner.name, "doc": planner.doc})
-        page.line(planner.name, "bold")
-        page.text(planner.doc)
-        page.line()
-        page.next(
-            "lowtide", "plan", "tiny_gpt", "--budget", "60%", "--planner", planner.name
-        )
+        frame.result({"name": planner.name, "doc": planner.doc})
+        frame.line(planner.name, "bold")
+        frame.text(planner.doc)
+        frame.next("plan", "tiny_gpt", "--budget", "60%", "--planner", planner.name)
         return
-    found = [load(each) for each in available()]
-    page.result([{"name": p.name, "summary": _summary(p.doc)} for p in found])
-    page.table(("planner", "<what it does"), [(p.name, _summary(p.doc)) for p in found])
-    page.line()
-    page.next("lowtide", "planners", "auto")
+    found = [(each, _summary(load(each).doc)) for each in available()]
+    frame.result([{"name": name, "summary": summary} for name, summary in found])
+    frame.table(("planner", "<what it does"), found)
+    frame.next("planners", "auto")
 
 
 def _summary(doc: str) -> str:

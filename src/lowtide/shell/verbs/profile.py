@@ -4,44 +4,26 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from lowtide.shell import files
-from lowtide.shell.options import (
-    AsJson,
-    Batch,
-    Device,
-    Force,
-    How,
-    ModelOptions,
-    Output,
-    TargetText,
-)
-from lowtide.shell.page import Page
+from lowtide.shell.files import compact
+from lowtide.shell.frame import SavingFrame
+from lowtide.shell.options import Output, StepSource, option
 from lowtide.shell.progress import stage
-from lowtide.shell.steps import show_report
-from lowtide.shell.target import read_target, step_of
-from lowtide.step.analysis.csv import Table, write_csv
 from lowtide.step.graph import StepGraph
+
+Rows = Literal["storages", "ops", "modules"]
 
 
 def profile(
-    target: TargetText,
+    frame: SavingFrame,
+    source: StepSource,
     output: Output = None,
-    batch: Batch = None,
-    option: ModelOptions = None,
-    how: How = "measure",
-    device: Device = None,
     depth: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="How many names of a module path the table shows.",
-            show_default=False,
-        ),
+        option("How many names of a module path the table shows.", "N", min=1),
     ] = None,
     floor: Annotated[
         bool,
@@ -51,52 +33,35 @@ def profile(
     ] = True,
     plot: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Draw live bytes over the step: .png, .svg or .pdf.",
-            show_default=False,
-        ),
+        option("Draw live bytes over the step: .png, .svg or .pdf.", "FILE"),
     ] = None,
-    csv: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write a table as CSV.", show_default=False),
-    ] = None,
+    csv: Annotated[Path | None, option("Write a table as CSV.", "FILE")] = None,
     csv_of: Annotated[
-        Table,
+        Rows,
         typer.Option(
             metavar="storages|ops|modules", help="What the rows of --csv are."
         ),
     ] = "storages",
-    force: Force = False,
-    as_json: AsJson = False,
 ) -> None:
     """Show what a training step needs: bytes, time, and what holds them."""
-    page = Page(as_json=as_json)
-    asked = read_target(target, batch, option)
+    asked = source.asked
     for path in (output, plot, csv):
-        files.refuse_early(path, force=force)
-    step = step_of(asked, how=how, device=device)
-    if csv is not None:
-        rows = io.StringIO()
-        write_csv(step, rows, csv_of)
-        files.write(csv, rows.getvalue(), force=force)
-    if output is not None:
-        files.write_compact(output, step.to_dict(), force=force)
-    if plot is not None:
-        _draw(step, plot, force=force)
-    page.result(step.to_dict())
-    _show(page, step, depth=depth, floor=floor)
-    page.line()
-    for path in (output, plot, csv):
-        if path is not None:
-            page.pairs([("saved", str(path))])
-    saved = asked.words if output is None else (str(output),)
-    page.next("lowtide", "plan", *saved, "--budget", "60%")
+        frame.will_save(path)
+    step = source.step()
+    frame.save(output, lambda _: compact(step.to_dict()))
+    frame.save(plot, lambda ending: _picture(step, ending))
+    frame.save(csv, lambda _: _table(step, csv_of))
+    frame.result(step.to_dict())
+    _show(frame, step, depth=depth, floor=floor)
+    words = asked.words if output is None else (str(output),)
+    frame.next("plan", *words, "--budget", "60%")
 
 
-def _show(page: Page, step: StepGraph, *, depth: int | None, floor: bool) -> None:
+def _show(
+    frame: SavingFrame, step: StepGraph, *, depth: int | None, floor: bool
+) -> None:
     """The summary by module; on a terminal too narrow for it, the report's text."""
-    if page.as_json:
+    if frame.as_json:
         return
     from lowtide.step.analysis.summary import format_profile
 
@@ -105,15 +70,22 @@ def _show(page: Page, step: StepGraph, *, depth: int | None, floor: bool) -> Non
             step.floor_bytes  # noqa: B018  (kept by the step for the summary)
     text = format_profile(step, depth=depth, floor=floor)
     widest = max(map(len, text.splitlines()))
-    if page.out.isatty() and widest > page.console.width:
-        show_report(page, step)
+    if frame.out.isatty() and widest > frame.console.width:
+        frame.report(step)
     else:
-        page.line(step.name, "bold")
-        page.text(text)
+        frame.line(step.name, "bold")
+        frame.text(text)
 
 
-def _draw(step: StepGraph, path: Path, *, force: bool) -> None:
+def _picture(step: StepGraph, ending: str) -> bytes:
     from lowtide.reporting.pictures import profile_picture
 
-    form = path.suffix[1:] or "png"
-    files.write(path, profile_picture(step, form), force=force)
+    return profile_picture(step, ending[1:] or "png")
+
+
+def _table(step: StepGraph, rows: Rows) -> str:
+    from lowtide.step.analysis.csv import write_csv
+
+    text = io.StringIO()
+    write_csv(step, text, rows)
+    return text.getvalue()

@@ -2,39 +2,33 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lowtide.errors import InvalidArgumentError
-from lowtide.shell import files
 from lowtide.shell.failures import say
+from lowtide.shell.frame import Content, SavingFrame, interrupted
 from lowtide.shell.options import (
-    AsJson,
-    Batch,
-    Device,
-    Force,
-    How,
-    ModelOptions,
     Planner,
-    StepFile,
-    TargetText,
+    StepSource,
     TimeLimit,
+    read_budget,
+    saved_as,
+    words_of,
 )
-from lowtide.shell.page import Page
 from lowtide.shell.progress import stage
-from lowtide.shell.steps import interrupted
-from lowtide.shell.target import read_target, step_of
-from lowtide.shell.verbs.plan import checked_budget
 from lowtide.step.format import format_bytes, format_percent, format_seconds
+from lowtide.step.graph import StepGraph
 
 if TYPE_CHECKING:
     from lowtide.planners._sweep import Frontier
 
 
 def sweep(
-    target: TargetText,
+    frame: SavingFrame,
+    source: StepSource,
     budgets: Annotated[
         str,
         typer.Option(
@@ -42,93 +36,53 @@ def sweep(
         ),
     ] = "12",
     output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="Where to write it: .html, .svg, .png or .json.",
-            show_default=False,
-        ),
+        Path | None, saved_as("Where to write it: .html, .svg, .png or .json.")
     ] = None,
     planner: Planner = "auto",
     time_limit: TimeLimit = 30.0,
-    step_file: StepFile = None,
-    batch: Batch = None,
-    option: ModelOptions = None,
-    how: How = "measure",
-    device: Device = None,
-    force: Force = False,
-    as_json: AsJson = False,
 ) -> None:
     """Show the whole trade between peak and time, one plan for each budget."""
     from lowtide.planners import load
     from lowtide.planners._sweep import sweep as sweep_step
 
-    page = Page(as_json=as_json)
-    wanted = read_budgets(budgets)
+    wanted = _read_budgets(budgets)
     load(planner)
-    _check_output(output, force=force)
-    asked = read_target(target, batch, option)
-    step = step_of(asked, how=how, device=device, step_file=step_file)
+    frame.will_save(output, ".html", ".svg", ".png", ".json")
+    asked = source.asked
+    step = source.step()
     with stage(f"planning with {planner}", limit_seconds=time_limit):
         found = sweep_step(step, budgets=wanted, planner=planner, time_limit=time_limit)
-    if any(interrupted(point.plan) for point in found.points):
+    if interrupted(*(point.plan for point in found.points)):
         say("note", "interrupted: these are the best plans found so far")
-    if output is not None:
-        save(output, step, found, force=force)
-    page.result(frontier_data(found))
-    show(page, step.name, found)
-    page.line()
-    if output is not None:
-        page.pairs([("saved", str(output))])
+    frame.save(output, lambda ending: _content(ending, step, found))
+    frame.result(_data(found))
+    _show(frame, step.name, found)
     knee = str(found.knee.budget_bytes)
-    page.next("lowtide", "plan", *asked.words, "--budget", knee)
+    frame.next("plan", *asked.words, "--budget", knee)
 
 
-def read_budgets(text: str) -> int | list[str | int]:
+def _read_budgets(text: str) -> int | list[str | int]:
     """A count of budgets, or the budgets themselves."""
     if text.strip().isdecimal() and int(text) < 1000:
         return int(text)
-    return [checked_budget(part) for part in text.split(",") if part.strip()]
+    return [read_budget(part) for part in words_of(text)]
 
 
-def _check_output(output: Path | None, *, force: bool) -> None:
-    if output is not None and output.suffix not in (".html", ".svg", ".png", ".json"):
-        raise InvalidArgumentError(
-            f"-o {output}",
-            "this ending says nothing about the form",
-            "End the name in .html, .svg, .png or .json",
-        )
-    files.refuse_early(output, force=force)
+def _content(ending: str, step: StepGraph, frontier: Frontier) -> Content:
+    if ending == ".json":
+        return _data(frontier)
+    from lowtide.reporting.report import report
 
-
-def save(output: Path, step: Any, frontier: Frontier, *, force: bool) -> None:
-    """Write the frontier in the form that the file's name says."""
-    from lowtide.reporting import report
-
-    match output.suffix:
-        case ".json":
-            files.write(output, frontier_data(frontier), force=force)
-        case ".html":
-            made = report(step, frontier.knee.plan, frontier)
-            files.write(output, made.to_html(), force=force)
-        case _:
-            made = report(step, frontier.knee.plan, frontier)
-            save_picture(made, "frontier", output, force=force)
-
-
-def save_picture(made: Any, name: str, output: Path, *, force: bool) -> None:
-    """Write one chart of a report as a picture."""
-    import tempfile
-
+    made = report(step, frontier.knee.plan, frontier)
+    if ending == ".html":
+        return made.to_html()
     with tempfile.TemporaryDirectory() as folder:
-        pictures = made.save_plots(folder, form=output.suffix[1:])
-        (chosen,) = [path for path in pictures if path.stem == name]
-        files.write(output, chosen.read_bytes(), force=force)
+        pictures = made.save_plots(folder, form=ending[1:])
+        (chosen,) = [path for path in pictures if path.stem == "frontier"]
+        return chosen.read_bytes()
 
 
-def frontier_data(frontier: Frontier) -> dict[str, Any]:
+def _data(frontier: Frontier) -> dict[str, Any]:
     """A frontier as plain data, without the schedules of its plans."""
     return {
         "lowtide": "frontier",
@@ -152,29 +106,30 @@ def frontier_data(frontier: Frontier) -> dict[str, Any]:
     }
 
 
-def show(page: Page, name: str, frontier: Frontier) -> None:
+def _show(frame: SavingFrame, name: str, frontier: Frontier) -> None:
     """The frontier as a table with bars, the largest budget first."""
-    page.line(
-        f"{name}: {format_bytes(frontier.baseline_peak_bytes)} and "
+    baseline = frontier.baseline_peak_bytes
+    frame.line(
+        f"{name}: {format_bytes(baseline)} and "
         f"{format_seconds(frontier.baseline_seconds)} without a plan",
         "bold",
     )
     most = max((p.overhead for p in frontier.points), default=0.0)
-    bar_width = max(6, min(30, page.console.width - 52))
+    width = max(6, min(30, frame.console.width - 52))
     rows = [
         (
             format_bytes(p.budget_bytes),
             format_bytes(p.peak_bytes),
-            format_percent(p.peak_bytes / max(1, frontier.baseline_peak_bytes)),
+            format_percent(p.peak_bytes / max(1, baseline)),
             format_percent(p.overhead, signed=True),
-            _bar(p.overhead, most, bar_width) + (" <- knee" * (p is frontier.knee)),
+            _bar(p.overhead, most, width) + (" <- knee" * (p is frontier.knee)),
         )
         for p in reversed(frontier.points)
     ]
-    page.table(("budget", "peak", "of baseline", "time", "<"), rows)
+    frame.table(("budget", "peak", "of baseline", "time", "<"), rows)
     for budget in reversed(frontier.unreachable):
-        page.line(f"{format_bytes(budget)}: below the floor")
-    page.line(
+        frame.line(f"{format_bytes(budget)}: below the floor")
+    frame.line(
         f"The floor is {format_bytes(frontier.floor_bytes)}: {frontier.planner} finds "
         "no plan with a lower peak."
     )

@@ -10,54 +10,32 @@ import typer
 from lowtide.errors import InvalidArgumentError
 from lowtide.shell import complete, files
 from lowtide.shell.failures import NOT_VERIFIED, say
-from lowtide.shell.options import (
-    AsJson,
-    Batch,
-    Budget,
-    ModelOptions,
-    Planner,
-    TargetText,
-)
-from lowtide.shell.page import Page, user_prints_elsewhere
+from lowtide.shell.frame import Frame
+from lowtide.shell.options import Budget, ModelOrFile, Planner, option, read_budget
+from lowtide.shell.page import user_prints_elsewhere
 from lowtide.shell.progress import stage
-from lowtide.shell.target import (
-    Target,
-    build,
-    load_api,
-    read_target,
-    target_of_words,
-)
-from lowtide.shell.verbs.plan import checked_budget
+from lowtide.shell.target import Target, build, load_api, target_of_words
 from lowtide.step.format import format_bytes, format_percent, format_seconds
 from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan
 
 
 def verify(
-    target: TargetText,
+    frame: Frame,
+    source: ModelOrFile,
     plan: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="The plan to check.",
-            autocompletion=complete.plans,
-            show_default=False,
-        ),
+        option("The plan to check.", "FILE", autocompletion=complete.plans),
     ] = None,
     budget: Budget = None,
     planner: Planner = "auto",
-    batch: Batch = None,
-    option: ModelOptions = None,
-    as_json: AsJson = False,
 ) -> None:
     """Run the step with and without the plan and compare every number, bit for bit."""
-    page = Page(as_json=as_json)
-    asked = read_target(target, batch, option)
-    chosen, wanted, asked = _what(asked, plan, budget)
-    _api = load_api()
+    chosen, wanted, asked = _what(source.asked, plan, budget)
+    api = load_api()
     example = build(asked)
     with stage("running the step both ways"), user_prints_elsewhere():
-        found = _api.verify(
+        found = api.verify(
             example.model,
             example.batch,
             plan=chosen,
@@ -65,18 +43,17 @@ def verify(
             loss=example.loss,
             planner=planner,
         )
-    page.result(data_of(found))
-    show(page, found)
-    page.line()
+    frame.result(_data(found))
+    _show(frame, found)
     if not found.ok:
-        page.next("lowtide", "doctor")
+        frame.next("doctor")
         say("error", f"verification failed: {found.differences[0]}")
         raise typer.Exit(NOT_VERIFIED)
-    if chosen is not None and plan is not None:
-        page.next("lowtide", "report", str(plan))
+    if plan is not None:
+        frame.next("report", str(plan))
     else:
         words = (*asked.words, "--budget", str(wanted or "60%"))
-        page.next("lowtide", "plan", *words, "-o", f"{asked.name}.plan.json")
+        frame.next("plan", *words, "-o", f"{asked.name}.plan.json")
 
 
 def _what(
@@ -105,7 +82,7 @@ def _what(
             "neither --plan nor --budget was given",
             "Write --plan NAME.plan.json or --budget 60%",
         )
-    return None, checked_budget(budget), asked
+    return None, read_budget(budget), asked
 
 
 def _from_file(asked: Target) -> tuple[Plan | None, None, Target]:
@@ -130,7 +107,7 @@ def _from_file(asked: Target) -> tuple[Plan | None, None, Target]:
     )
 
 
-def data_of(found: Any) -> dict[str, Any]:
+def _data(found: Any) -> dict[str, Any]:
     """A verification as plain data."""
     measured = found.measured
     return {
@@ -152,7 +129,7 @@ def data_of(found: Any) -> dict[str, Any]:
     }
 
 
-def show(page: Page, found: Any) -> None:
+def _show(frame: Frame, found: Any) -> None:
     """A verification in a few lines."""
 
     def verdict(is_equal: bool) -> str:
@@ -184,8 +161,8 @@ def show(page: Page, found: Any) -> None:
                 f"{format_seconds(measured.seconds)})",
             )
         )
-    page.pairs(rows)
+    frame.pairs(rows)
     for difference in found.differences[:8]:
-        page.line(f"  {difference}")
+        frame.line(f"  {difference}")
     if len(found.differences) > 8:
-        page.line(f"  and {len(found.differences) - 8} more")
+        frame.line(f"  and {len(found.differences) - 8} more")

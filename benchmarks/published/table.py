@@ -1,4 +1,4 @@
-"""Published memory figures of 18 models, to compare with. Imports no torch.
+"""Published memory figures of 18 models, and the steps they were measured on.
 
 Source: Feng and Huang, "Optimal Gradient Checkpoint Search for Arbitrary Computation
 Graphs", CVPR 2021 (arXiv 1808.00079); the table in the README of their repository,
@@ -9,11 +9,13 @@ their GPUs are of the RTX 2080 Ti class.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
-SOURCE = (
-    "Feng and Huang, Optimal Gradient Checkpoint Search for Arbitrary Computation "
-    "Graphs, CVPR 2021; table in the README of lordfjw/OptimalGradCheckpointing"
-)
+from lowtide.shell.target import Target
+
+_HERE = Path(__file__).parent
+# The class of device of the publication.
+DEVICE = f"{_HERE / 'devices.toml'}:rtx2080ti"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +23,7 @@ class Published:
     """One row of the published table.
 
     `cut_percent` and `overhead_percent` are printed there as whole numbers and copied,
-    not derived. `build(row.name, **row.options)` is the step they measured.
+    not derived.
     """
 
     name: str
@@ -33,12 +35,24 @@ class Published:
     regular_seconds: float
     optimized_seconds: float
     overhead_percent: int
-    source: str = SOURCE
 
     @property
-    def options(self) -> dict[str, int | str]:
-        """What `lowtide.models.build` takes to make the published step."""
-        return {"batch": self.batch, "image": self.image, "loss": "sum"}
+    def cut(self) -> float:
+        """By how much the activation peak fell, as a fraction."""
+        return self.cut_percent / 100
+
+    @property
+    def overhead(self) -> float:
+        """The extra time, as a fraction."""
+        return self.overhead_percent / 100
+
+    def target(self, batch: int | None = None) -> Target:
+        """The step that was measured, at another batch if one is given."""
+        size, image = batch or self.batch, str(self.image)
+        if self.name.endswith("_cifar"):
+            text = f"{_HERE / 'cells.py'}:{self.name}"
+            return Target(text, "function", size, {"image": image})
+        return Target(self.name, "model", size, {"image": image, "loss": "sum"})
 
 
 _ROWS = (

@@ -8,17 +8,17 @@ the channels; all others keep both.
 The cells are the published search results, in the form in which DARTS (Liu, Simonyan,
 Yang 2019) compares them: NASNet-A (Zoph et al. 2018), AmoebaNet-A (Real et al. 2019)
 and the second-order DARTS cell, all with the same stem, 20 cells, 36 channels and no
-drop-path. The memory figures in `lowtide.models.published` are of these networks.
+drop-path. The published memory figures are of these networks, their loss being the sum
+of the outputs.
+
+    lowtide profile benchmarks/published/cells.py:darts_cifar --batch 8
 """
 
-import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-
-from lowtide.errors import InvalidArgumentError
-from lowtide.models._loss import CrossEntropy, OutputSum, classification
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +106,6 @@ _DARTS = Design(
         output=(2, 3, 4, 5),
     ),
 )
-_DESIGNS = {
-    "nasnet_cifar": _NASNET,
-    "amoebanet_cifar": _AMOEBANET,
-    "darts_cifar": _DARTS,
-}
 
 
 def _pointwise(channels_in: int, channels_out: int) -> nn.Sequential:
@@ -230,40 +225,18 @@ class Cell(nn.Module):
         return torch.cat([values[index] for index in self.design.output], dim=1)
 
 
-class AuxiliaryHead(nn.Sequential):
-    """A second classifier, on features of 8 to 10 pixels, to train the lower cells."""
-
-    def __init__(self, channels: int, classes: int) -> None:
-        super().__init__(
-            # Not in place: the next cell reads the same features.
-            nn.ReLU(),
-            nn.AvgPool2d(5, stride=3),
-            nn.Conv2d(channels, 128, 1, bias=False),
-            nn.BatchNorm2d(128),
-            nn.ReLU(inplace=True),
-            nn.Conv2d(128, 768, 2, bias=False),
-            nn.BatchNorm2d(768),
-            nn.ReLU(inplace=True),
-            nn.Flatten(),
-            nn.Linear(768, classes),
-        )
-
-
 class CellNetwork(nn.Module):
     """A stem, `layers` cells and a classifier."""
 
-    def __init__(
-        self, design: Design, *, width: int, layers: int, classes: int, auxiliary: bool
-    ) -> None:
+    def __init__(self, design: Design, *, width: int, layers: int, classes: int):
         super().__init__()
         stem = 3 * width
         self.stem = nn.Sequential(
             nn.Conv2d(3, stem, 3, padding=1, bias=False), nn.BatchNorm2d(stem)
         )
         halving_cells = {layers // 3, 2 * layers // 3}
-        self.auxiliary_after = 2 * layers // 3
         self.cells = nn.ModuleList()
-        channels_in, channels, auxiliary_channels = (stem, stem), width, 0
+        channels_in, channels = (stem, stem), width
         for index in range(layers):
             halves = index in halving_cells
             channels *= 2 if halves else 1
@@ -276,50 +249,45 @@ class CellNetwork(nn.Module):
             )
             self.cells.append(cell)
             channels_in = (channels_in[1], cell.channels_out)
-            if index == self.auxiliary_after:
-                auxiliary_channels = cell.channels_out
-        self.auxiliary = None
-        if auxiliary:
-            self.auxiliary = AuxiliaryHead(auxiliary_channels, classes)
         self.pool = nn.AdaptiveAvgPool2d(1)
         self.classifier = nn.Linear(channels_in[1], classes)
 
-    def forward(self, images: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        """Scores of the classes; a pair of them if the auxiliary head is training."""
+    def forward(self, images: Tensor) -> Tensor:
+        """Scores of the classes."""
         before_last = last = self.stem(images)
-        auxiliary_scores = None
-        for index, cell in enumerate(self.cells):
+        for cell in self.cells:
             before_last, last = last, cell(before_last, last)
-            if (
-                self.auxiliary is not None
-                and self.training
-                and index == self.auxiliary_after
-            ):
-                auxiliary_scores = self.auxiliary(last)
-        scores = self.classifier(self.pool(last).flatten(1))
-        return scores if auxiliary_scores is None else (scores, auxiliary_scores)
+        return self.classifier(self.pool(last).flatten(1))
 
 
-def cell_network(
-    name: str,
+Step = tuple[nn.Module, Tensor, Callable[[Tensor], Tensor]]
+
+
+def nasnet_cifar(**sizes: int) -> Step:
+    """NASNet-A cells."""
+    return _step(_NASNET, **sizes)
+
+
+def amoebanet_cifar(**sizes: int) -> Step:
+    """AmoebaNet-A cells."""
+    return _step(_AMOEBANET, **sizes)
+
+
+def darts_cifar(**sizes: int) -> Step:
+    """DARTS cells (second order)."""
+    return _step(_DARTS, **sizes)
+
+
+def _step(
+    design: Design,
     *,
-    batch: int,
-    image: int,
-    classes: int,
-    loss: str,
-    width: int,
-    layers: int,
-    auxiliary: bool,
-) -> tuple[nn.Module, Tensor, CrossEntropy | OutputSum]:
-    """The named network, on square colour images."""
-    if auxiliary and not 8 <= math.ceil(image / 4) <= 10:
-        raise InvalidArgumentError(
-            f"image={image} and auxiliary=True of model {name!r}",
-            "the auxiliary head fits images of 32 to 40 pixels",
-            "Use image=32, or auxiliary=False",
-        )
-    model = CellNetwork(
-        _DESIGNS[name], width=width, layers=layers, classes=classes, auxiliary=auxiliary
-    )
-    images = torch.randn(batch, 3, image, image)
-    return model, images, classification(loss, batch, classes)
+    batch: int = 8,
+    image: int = 32,
+    classes: int = 10,
+    width: int = 36,
+    layers: int = 20,
+) -> Step:
+    """The network, square colour images, and the sum as its loss."""
+    torch.manual_seed(0)
+    model = CellNetwork(design, width=width, layers=layers, classes=classes)
+    return model, torch.randn(batch, 3, image, image), torch.sum

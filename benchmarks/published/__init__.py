@@ -1,0 +1,1 @@
+"""What others published, to be compared with: figures, models and their device."""

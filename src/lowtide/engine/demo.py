@@ -1,0 +1,176 @@
+"""The training that `lowtide demo` shows: a small GPT learns to add."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from lowtide.engine import api
+from lowtide.models import build
+from lowtide.planners._request import plan as make_plan
+from lowtide.step.graph import StepGraph
+from lowtide.step.plan import Plan
+
+# Announces a part of the work, and yields what is to be called as it advances.
+Stage = Callable[..., AbstractContextManager[Callable[[int, int], None]]]
+
+ALPHABET = "0123456789+=;"
+BATCH, SEQUENCE = 16, 64
+_PLANNING_SECONDS = 5.0
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """What one training run gave: a loss for each step, and the last weights."""
+
+    losses: tuple[Tensor, ...]
+    weights: dict[str, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Demo:
+    """Both trainings, the plan between them, and what was measured of both."""
+
+    step: StepGraph
+    plan: Plan
+    before: Run
+    after: Run
+    baseline: Any
+    planned: Any
+
+    @property
+    def losses(self) -> list[tuple[float, float, bool]]:
+        """The losses of each step, and whether they are equal bit for bit."""
+        pairs = zip(self.before.losses, self.after.losses, strict=True)
+        return [(float(a), float(b), torch.equal(a, b)) for a, b in pairs]
+
+    @property
+    def num_equal_losses(self) -> int:
+        """How many steps had the very same loss."""
+        return sum(is_equal for _, _, is_equal in self.losses)
+
+    @property
+    def num_equal_weights(self) -> int:
+        """How many parameters are, after training, the very same."""
+        after = self.after.weights
+        return sum(torch.equal(w, after[n]) for n, w in self.before.weights.items())
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing differs."""
+        return self.num_equal_losses == len(self.losses) and (
+            self.num_equal_weights == len(self.before.weights)
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "ok": self.ok,
+            "budget_bytes": self.plan.budget_bytes,
+            "losses": [loss for _, loss, _ in self.losses],
+            "num_steps": len(self.losses),
+            "num_equal_losses": self.num_equal_losses,
+            "num_weights": len(self.before.weights),
+            "num_equal_weights": self.num_equal_weights,
+            "predicted_peak_bytes": self.plan.peak_bytes,
+            "predicted_overhead": self.plan.overhead,
+            "baseline_peak_bytes": self.baseline.peak_bytes,
+            "planned_peak_bytes": self.planned.peak_bytes,
+            "baseline_rss_peak_bytes": self.baseline.rss_peak_bytes,
+            "planned_rss_peak_bytes": self.planned.rss_peak_bytes,
+            "baseline_seconds": self.planned.baseline_seconds,
+            "planned_seconds": self.planned.seconds,
+        }
+
+
+def run_demo(budget: str | int, num_steps: int, stage: Stage) -> Demo:
+    """Train from the same start with and without a budget, and measure both."""
+    batches = make_batches(num_steps)
+    inputs, targets = batches[0]
+    loss = NextCharacter(targets)
+    plain, planned = make_model(), make_model()
+    with stage("training as it is") as advance:
+        before = train(plain, batches, advance)
+    with stage("capturing the step and timing its ops") as advance:
+        step = api.profile(plain, inputs, loss=loss, name="demo", progress=advance)
+    with stage("planning", limit_seconds=_PLANNING_SECONDS):
+        plan = make_plan(step, budget=budget, time_limit=_PLANNING_SECONDS)
+    api.apply(planned, plan)
+    with stage("training with the plan") as advance:
+        after = train(planned, batches, advance)
+    with stage("measuring both") as advance:
+        plain_found = api.measure(plain, inputs, loss=loss, steps=3)
+        advance(1, 2)
+        planned_found = api.measure(planned, inputs, loss=loss, steps=3)
+    return Demo(step, plan, before, after, plain_found, planned_found)
+
+
+@dataclass(frozen=True, eq=False)
+class NextCharacter:
+    """The loss of a batch: how surprising each next character is."""
+
+    targets: Tensor
+
+    def __call__(self, scores: Tensor) -> Tensor:
+        """The mean cross entropy."""
+        return functional.cross_entropy(scores, self.targets)
+
+
+def make_model(seed: int = 0) -> nn.Module:
+    """A GPT of four blocks with dropout, random but the same every time."""
+    return build(
+        "tiny_gpt",
+        batch=1,
+        sequence=SEQUENCE,
+        vocab=len(ALPHABET),
+        layers=4,
+        width=128,
+        heads=4,
+        dropout=0.1,
+        seed=seed,
+    ).model
+
+
+def make_batches(count: int, seed: int = 0) -> list[tuple[Tensor, Tensor]]:
+    """Sums such as `37+58=95;`, one after the other, cut into samples."""
+    generator = torch.Generator().manual_seed(seed)
+    found: list[tuple[Tensor, Tensor]] = []
+    for _ in range(count):
+        rows = [_sums(generator) for _ in range(BATCH)]
+        text = torch.tensor(rows)
+        found.append((text[:, :-1].contiguous(), text[:, 1:].contiguous()))
+    return found
+
+
+def _sums(generator: torch.Generator) -> list[int]:
+    text = ""
+    while len(text) <= SEQUENCE:
+        a, b = torch.randint(100, (2,), generator=generator).tolist()
+        text += f"{a}+{b}={a + b};"
+    return [ALPHABET.index(c) for c in text[: SEQUENCE + 1]]
+
+
+def train(
+    model: nn.Module,
+    batches: list[tuple[Tensor, Tensor]],
+    advance: Callable[[int, int], None],
+) -> Run:
+    """An ordinary training loop; nothing in it knows of lowtide."""
+    torch.manual_seed(1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    losses: list[Tensor] = []
+    for number, (inputs, targets) in enumerate(batches, 1):
+        loss = functional.cross_entropy(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+        advance(number, len(batches))
+    weights = {name: p.detach().clone() for name, p in model.named_parameters()}
+    return Run(tuple(losses), weights)
