@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
 from lowtide import Free, Run, StepGraph, simulate
 from lowtide.errors import InvalidScheduleError
 from lowtide.step.schedule import with_frees
-from lowtide.step.simulate import LiveBytes, live_by_kind
+from lowtide.step.simulate import live_by_kind
 
 # While hb runs: x 8 + a 16 + b 40 + c 4 + db 40 = 108. Without a: 92.
 PLAIN = StepGraph.from_text("""
@@ -146,19 +144,3 @@ def test_kinds_add_up_and_recomputed_storages_are_told_apart() -> None:
         assert sum(column[index] for column in kinds.values()) == live
     assert kinds["recomputed"][-1] == 16 + 40
     assert kinds["temporary"][3] == 100
-
-
-def test_live_bytes_agrees_with_adding_one_by_one() -> None:
-    rng = random.Random(5)
-    for _ in range(200):
-        plain = [rng.randrange(100) for _ in range(rng.randrange(1, 40))]
-        tree = LiveBytes(plain)
-        for _ in range(20):
-            start = rng.randrange(len(plain))
-            stop = rng.randrange(start, len(plain) + 1)
-            change = rng.randrange(-50, 50)
-            tree.add(start, stop, change)
-            for i in range(start, stop):
-                plain[i] += change
-            assert tree.peak_bytes == max(plain)
-            assert tree.peak_position() == plain.index(max(plain))

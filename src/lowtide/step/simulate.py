@@ -30,11 +30,6 @@ class Timeline:
     live_bytes: tuple[int, ...]
     peak_index: int
 
-    @property
-    def peak(self) -> int:
-        """Same as `peak_bytes`."""
-        return self.peak_bytes
-
 
 def simulate(step: StepGraph, schedule: Sequence[Item]) -> Timeline:
     """Peak, time and live bytes of a schedule.
@@ -214,61 +209,3 @@ def live_by_kind(
         for k, column in columns.items():
             column.append(now[k] + (scratch if k == "temporary" else 0))
     return {k: tuple(v) for k, v in columns.items()}
-
-
-class LiveBytes:
-    """Live bytes over the positions of a sequence, with cheap changes.
-
-    A segment tree: adding bytes to a range of positions and asking for the peak take
-    O(log n), so a search can try a changed retention interval without walking the step.
-    """
-
-    def __init__(self, live: Sequence[int]) -> None:
-        self._size = 1
-        while self._size < max(1, len(live)):
-            self._size *= 2
-        self._top = [0] * (2 * self._size)
-        self._add = [0] * (2 * self._size)
-        # Positions past the end must never be the peak, however much is removed.
-        for i in range(self._size):
-            self._top[self._size + i] = live[i] if i < len(live) else -(1 << 62)
-        for i in range(self._size - 1, 0, -1):
-            self._top[i] = max(self._top[2 * i], self._top[2 * i + 1])
-
-    @property
-    def peak_bytes(self) -> int:
-        """The largest value at any position."""
-        return self._top[1]
-
-    def add(self, start: int, stop: int, nbytes: int) -> None:
-        """Add bytes (negative to remove) to positions start <= p < stop."""
-        left, right = start + self._size, stop + self._size
-        first, last = left, right - 1
-        if left >= right:
-            return
-        while left < right:
-            if left & 1:
-                self._top[left] += nbytes
-                self._add[left] += nbytes
-                left += 1
-            if right & 1:
-                right -= 1
-                self._top[right] += nbytes
-                self._add[right] += nbytes
-            left //= 2
-            right //= 2
-        for leaf in (first, last):
-            i = leaf // 2
-            while i:
-                self._top[i] = (
-                    max(self._top[2 * i], self._top[2 * i + 1]) + self._add[i]
-                )
-                i //= 2
-
-    def peak_position(self) -> int:
-        """The first position that reaches the peak."""
-        i = 1
-        while i < self._size:
-            goal = self._top[i] - self._add[i]
-            i = 2 * i if self._top[2 * i] == goal else 2 * i + 1
-        return i - self._size
