@@ -80,6 +80,6 @@ def load(name: str) -> Planner:
 
 
 def least_peak_bytes(step: StepGraph) -> int:
-    """The lowest peak that the best planner reaches on this step."""
+    """The lowest peak that the best planner finds on this step."""
     best = "auto" if "auto" in available() else "recompute_all"
     return load(best).plan(step, None).peak_bytes
