@@ -96,30 +96,15 @@ def prepare_rotor(length: int) -> Callable[[], object]:
 def all_series() -> list[Series]:
     """Return every solver with lengths that take it up to a few seconds."""
     long = (1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000)
-    dynamic = chains.optimal_dynamic
-    static = chains.optimal_static
     return [
         Series("sqrt_n", "n", long, on_sizes(chains.sqrt_n)),
         Series("greedy", "n", long, on_sizes(chains.greedy)),
-        Series("recursive", "n", long, on_sizes(chains.recursive)),
-        Series("optimal_dynamic", "n", long, on_sizes(dynamic)),
-        Series(
-            "optimal_dynamic (quadratic)",
-            "n^2",
-            (100, 300, 1_000, 3_000, 6_000),
-            on_sizes(lambda sizes: dynamic(sizes, method="quadratic")),
-        ),
+        Series("optimal_dynamic", "n", long, on_sizes(chains.optimal_dynamic)),
         Series(
             "optimal_static",
             "n^3 at worst",
             (100, 300, 1_000, 2_000, 5_000, 10_000),
-            on_sizes(static),
-        ),
-        Series(
-            "optimal_static (cubic)",
-            "n^3",
-            (25, 50, 100, 200),
-            on_sizes(lambda sizes: static(sizes, method="cubic")),
+            on_sizes(chains.optimal_static),
         ),
         Series(f"rotor ({NUM_SLOTS} slots)", "n^3", (25, 50, 100, 200), prepare_rotor),
     ]
@@ -156,7 +141,7 @@ def draw(results: dict[str, list[Point]], slopes: dict[str, float]) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(9, 5.5), layout="constrained")
-    markers = "osD^v<>P"
+    markers = "osD^v"
     for marker, (name, points) in zip(markers, results.items(), strict=True):
         axes.loglog(
             [point.length for point in points],

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +32,13 @@ EXACT_OPS = _search.EXACT_OPS
 
 
 def planned(step: StepGraph, budget: int, exact_ops: int) -> float:
-    """Seconds of the plan, or infinity if none was found."""
-    for key in (_search._KNOWN, _search._LOWEST):
-        step.__dict__.pop(key, None)
+    """Seconds of the plan, or infinity if none was found.
+
+    The copy of the step knows nothing of earlier searches.
+    """
     _search.EXACT_OPS = exact_ops
     try:
-        return _search.Search(step, 1.0).fastest(budget).seconds
+        return _search.Search(replace(step), 1.0).fastest(budget).seconds
     except BudgetTooSmallError:
         return INFINITE
 

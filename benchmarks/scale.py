@@ -20,6 +20,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,10 +63,8 @@ def planned(step: Any, time_limit: float) -> dict[str, Any]:
     """One search, with the time of each phase."""
     from lowtide.planners.auto import _search
 
-    for key in (_search._KNOWN, _search._LOWEST):
-        step.__dict__.pop(key, None)
     begun = time.perf_counter()
-    search = _search.Search(step, time_limit)
+    search = _search.Search(replace(step), time_limit)
     spent: dict[str, float] = defaultdict(float)
     for phase in PHASES:
         setattr(search, phase, _timed(getattr(search, phase), phase, spent))

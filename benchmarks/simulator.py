@@ -1,4 +1,4 @@
-"""How fast a schedule is simulated, whole and after a change of a few intervals.
+"""How fast a schedule is simulated.
 
 python benchmarks/simulator.py
 """
@@ -6,14 +6,13 @@ python benchmarks/simulator.py
 from __future__ import annotations
 
 import json
-import random
 import statistics
 import time
 from pathlib import Path
 
 from lowtide.step.graph import Op, Region, StepGraph, Storage
 from lowtide.step.schedule import with_frees
-from lowtide.step.simulate import LiveBytes, simulate
+from lowtide.step.simulate import simulate
 
 RESULTS = Path(__file__).parent / "results" / "simulator.json"
 
@@ -57,26 +56,13 @@ def milliseconds(function: object, repeats: int) -> float:
 def main() -> None:
     """Measure three sizes and write them down."""
     rows = []
-    print(f"{'ops':>7} {'simulate':>10} {'one change':>12}")
+    print(f"{'ops':>7} {'simulate':>10}")
     for num_ops in (1_000, 5_000, 20_000):
         step = chain(num_ops)
         schedule = with_frees(step, step.baseline)
-        timeline = simulate(step, schedule)
-        tree = LiveBytes(timeline.live_bytes)
-        rng = random.Random(0)
-        ends = len(timeline.live_bytes)
-
-        def change(
-            tree: LiveBytes = tree, rng: random.Random = rng, n: int = ends
-        ) -> int:
-            start = rng.randrange(n)
-            tree.add(start, rng.randrange(start, n), 4096)
-            return tree.peak_bytes
-
         whole = milliseconds(lambda s=step, c=schedule: simulate(s, c), 15)
-        one = milliseconds(change, 2000)
-        rows.append({"ops": len(step.ops), "simulate_ms": whole, "change_ms": one})
-        print(f"{len(step.ops):7} {whole:7.2f} ms {1e3 * one:9.1f} us", flush=True)
+        rows.append({"ops": len(step.ops), "simulate_ms": whole})
+        print(f"{len(step.ops):7} {whole:7.2f} ms", flush=True)
     RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from lowtide import planners
 from lowtide.errors import BudgetTooSmallError
+from lowtide.planners.auto import _search
 from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan, Run
 from lowtide.step.schedule import crossing
@@ -32,6 +33,15 @@ STEPS = {step.name: step for step in GRAPHS}
 
 every_planner = pytest.mark.parametrize("name", planners.available())
 every_step = pytest.mark.parametrize("step_name", STEPS)
+
+
+@pytest.fixture(autouse=True)
+def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let only counted work end the search of `auto`, however busy the machine is."""
+    defaults = _search.Search.__init__.__kwdefaults__
+    assert "clock" in defaults
+    monkeypatch.setitem(defaults, "clock", lambda: 0.0)
+    monkeypatch.setattr(_search, "FLOOR_SECONDS", 3.0)
 
 
 def call(name: str, step: StepGraph, budget_bytes: int | None) -> Plan:

@@ -28,16 +28,13 @@ def define_segment(sizes: Sequence[float], left: int, right: int) -> Fraction:
     return Fraction(sum(exact[left + 1 : right + 1]) + max(exact[left:right]))
 
 
-def define_dynamic(
-    sizes: Sequence[float],
-    kept: Sequence[int],
-    segment: Callable[[Sequence[float], int, int], Fraction] = define_segment,
-) -> Fraction:
+def define_dynamic(sizes: Sequence[float], kept: Sequence[int]) -> Fraction:
     # All kept values are held when backward starts, whatever the segments need.
     held = [Fraction(sizes[index]) for index in kept]
     moments = [sum(held)]
     for position, (left, right) in enumerate(pairwise(kept)):
-        moments.append(sum(held[: position + 1]) + segment(sizes, left, right))
+        segment = define_segment(sizes, left, right)
+        moments.append(sum(held[: position + 1]) + segment)
     return Fraction(max(moments))
 
 
@@ -105,20 +102,18 @@ def every_set_as_masks(
 def test_static_optimum_is_that_of_all_kept_sets(kind: str) -> None:
     for sizes in random_chains(kind, 200):
         best = brute_force(lambda kept, s=sizes: define_static(s, kept), len(sizes))
-        for method in ("pruned", "cubic"):
-            found = chains.optimal_static(sizes, method=method)
-            assert found.peak == rounded(best, sizes), (sizes, method)
-            assert chains.static_peak(sizes, found.kept) == found.peak, (sizes, method)
+        found = chains.optimal_static(sizes)
+        assert found.peak == rounded(best, sizes), sizes
+        assert chains.static_peak(sizes, found.kept) == found.peak, sizes
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_dynamic_optimum_is_that_of_all_kept_sets(kind: str) -> None:
     for sizes in random_chains(kind, 200):
         best = brute_force(lambda kept, s=sizes: define_dynamic(s, kept), len(sizes))
-        for method in ("linear", "quadratic"):
-            found = chains.optimal_dynamic(sizes, method=method)
-            assert found.peak == rounded(best, sizes), (sizes, method)
-            assert chains.dynamic_peak(sizes, found.kept) == found.peak, (sizes, method)
+        found = chains.optimal_dynamic(sizes)
+        assert found.peak == rounded(best, sizes), sizes
+        assert chains.dynamic_peak(sizes, found.kept) == found.peak, sizes
 
 
 @pytest.mark.parametrize("kind", ["uniform", "small", "zeros", "skewed", "huge"])
@@ -128,9 +123,7 @@ def test_longer_chains_reach_both_optima(kind: str) -> None:
         sizes = [int(size) for size in KINDS[kind](rng, rng.randrange(10, 13))]
         static, dynamic = every_set_as_masks(sizes)
         assert chains.optimal_static(sizes).peak == static, sizes
-        assert chains.optimal_static(sizes, method="cubic").peak == static, sizes
         assert chains.optimal_dynamic(sizes).peak == dynamic, sizes
-        assert chains.optimal_dynamic(sizes, method="quadratic").peak == dynamic, sizes
 
 
 def rounded(exact: Fraction, sizes: Chain) -> float:
@@ -148,83 +141,47 @@ def test_evaluators_follow_their_definitions(kind: str) -> None:
         assert chains.dynamic_peak(sizes, set(kept)) == dynamic
 
 
-def test_long_chains_agree_between_methods() -> None:
+def static_by_every_gap(sizes: Sequence[int]) -> int:
+    """The static optimum in O(n^4): for each bound on the gap, a shortest path."""
+    n = len(sizes)
+    gaps = {sum(sizes[a + 1 : b]) for a in range(n) for b in range(a + 1, n)}
+    before = [0]
+    for size in sizes:
+        before.append(before[-1] + size)
+    best = math.inf
+    for bound in gaps:
+        least = [sizes[0]]
+        for j in range(1, n):
+            near = (i for i in range(j) if before[j] - before[i + 1] <= bound)
+            least.append(sizes[j] + min(least[i] for i in near))
+        best = min(best, least[-1] + bound)
+    return int(best)
+
+
+def dynamic_by_recurrence(sizes: Sequence[int]) -> int:
+    """The dynamic optimum in O(n^2), from the recurrence as it is published."""
+    least = [sizes[-1]]
+    for i in range(len(sizes) - 2, -1, -1):
+        choices, total, gradient = [], 0, 0
+        for j in range(i + 1, len(sizes)):
+            total, gradient = total + sizes[j], max(gradient, sizes[j - 1])
+            choices.append(max(least[j - i - 1], total + gradient))
+        least.insert(0, sizes[i] + min(choices))
+    return least[0]
+
+
+def test_long_chains_reach_the_optima_of_plain_recurrences() -> None:
     rng = random.Random("long")
     for spread in (1, 10, 1000, 10**9):
-        for length in (40, 75, 150):
+        for length in (20, 30, 150):
             sizes = [rng.randrange(spread) + 1 for _ in range(length)]
-            linear = chains.optimal_dynamic(sizes)
-            quadratic = chains.optimal_dynamic(sizes, method="quadratic")
-            assert linear.peak == quadratic.peak
-            assert chains.dynamic_peak(sizes, linear.kept) == linear.peak
+            dynamic = chains.optimal_dynamic(sizes)
+            assert dynamic.peak == dynamic_by_recurrence(sizes)
+            assert chains.dynamic_peak(sizes, dynamic.kept) == dynamic.peak
             if length < 150:
-                pruned = chains.optimal_static(sizes)
-                assert pruned.peak == chains.optimal_static(sizes, method="cubic").peak
-                assert chains.static_peak(sizes, pruned.kept) == pruned.peak
-
-
-# An incoming gradient of the size of the segment's output on top: this segment peak
-# falls when a large output is followed by a small one.
-def with_incoming(sizes: Sequence[float], left: int, right: int) -> Fraction:
-    exact = [Fraction(size) for size in sizes]
-    segment = exact[left + 1 : right + 1]
-    return Fraction(sum(segment) + exact[right] + max(exact[left : right + 1]))
-
-
-def test_any_segment_peak_is_solved_exactly_by_the_quadratic_method() -> None:
-    rng = random.Random("incoming gradient")
-    num_linear_misses = 0
-    for _ in range(300):
-        n = rng.randrange(2, 9)
-        sizes = [rng.randrange(1, 20) for _ in range(n)]
-        table = [[0] * n for _ in range(n)]
-        for left in range(n):
-            for right in range(left + 1, n):
-                table[left][right] = int(with_incoming(sizes, left, right))
-        best = brute_force(
-            lambda kept, s=sizes: define_dynamic(s, kept, with_incoming), n
-        )
-        for form in (table, np.array(table), lambda i, j, t=table: t[i][j]):
-            found = chains.optimal_dynamic(sizes, segment_peak=form)
-            assert found.peak == best
-            assert type(found.peak) is int
-            assert chains.dynamic_peak(sizes, found.kept, segment_peak=form) == best
-        linear = chains.optimal_dynamic(sizes, segment_peak=table, method="linear")
-        num_linear_misses += linear.peak != best
-    # The reason "auto" does not take the linear method with a segment peak.
-    assert num_linear_misses > 30
-
-
-def test_random_tables_with_forbidden_runs() -> None:
-    rng = random.Random("tables")
-    for _ in range(300):
-        n = rng.randrange(2, 9)
-        sizes = [rng.random() * 9 for _ in range(n)]
-        table = [[rng.choice([math.inf, rng.random() * 30]) for _ in sizes]] * n
-        for left in range(n - 1):
-            table[left] = [*table[left]]
-            table[left][left + 1] = rng.random() * 30
-        found = chains.optimal_dynamic(sizes, segment_peak=table)
-        peaks = {
-            kept: chains.dynamic_peak(sizes, kept, segment_peak=table)
-            for kept in kept_sets(n)
-        }
-        assert found.peak == peaks[found.kept] == min(peaks.values())
-
-
-def test_linear_method_takes_a_monotone_segment_peak() -> None:
-    rng = random.Random("monotone")
-    for _ in range(200):
-        n = rng.randrange(2, 30)
-        sizes = [rng.randrange(20) for _ in range(n)]
-
-        def segment(left: int, right: int, sizes: list[int] = sizes) -> int:
-            return 3 * sum(sizes[left : right + 1]) + right - left
-
-        linear = chains.optimal_dynamic(sizes, segment_peak=segment, method="linear")
-        assert linear.peak == chains.optimal_dynamic(sizes, segment_peak=segment).peak
-        kept = linear.kept
-        assert chains.dynamic_peak(sizes, kept, segment_peak=segment) == linear.peak
+                static = chains.optimal_static(sizes)
+                assert static.peak == static_by_every_gap(sizes)
+                assert chains.static_peak(sizes, static.kept) == static.peak
 
 
 def test_uniform_chain_has_the_known_shape() -> None:
@@ -284,65 +241,7 @@ def test_greedy_gains_from_trying_more_bounds() -> None:
     assert gains > 25
 
 
-def replay_recursion(
-    sizes: Sequence[float], levels: Sequence[int]
-) -> tuple[float, int]:
-    """Run a recursive plan value by value; return its peak and its layers run."""
-    held = {0}
-    peak = sum(sizes[end] for end in {0, len(sizes) - 1})
-    num_layers = 0
-    backward_left = list(range(1, len(sizes)))
-
-    def process(left: int, right: int, level: int) -> None:
-        nonlocal num_layers, peak
-        assert left in held
-        inner = range(left + 1, right)
-        kept = [k for k in inner if levels[k] == level]
-        assert all(levels[k] > level for k in inner if k not in kept)
-        if level == 1:
-            num_layers += right - left
-            held.add(right)
-        elif inner:
-            num_layers += len(inner)
-        held.update(kept)
-        peak = max(peak, sum(sizes[k] for k in held))
-        for start, stop in reversed(list(pairwise([left, *kept, right]))):
-            if stop - start == 1:
-                assert {start, stop} <= held
-                assert backward_left.pop() == stop
-            else:
-                process(start, stop, level + 1)
-        held.difference_update(kept)
-
-    if len(sizes) > 1:
-        process(0, len(sizes) - 1, 1)
-    assert not backward_left
-    return peak, num_layers
-
-
-def test_recursive_plan_runs_as_told() -> None:
-    for parts in (2, 3, 5):
-        for sizes in random_chains("small", 100, longest=60):
-            plan = chains.recursive(sizes, num_parts=parts)
-            assert replay_recursion(sizes, plan.levels) == (
-                plan.peak,
-                plan.num_forwards,
-            )
-            assert plan.kept == tuple(
-                index for index, level in enumerate(plan.levels) if level <= 1
-            )
-
-
-def test_recursive_plan_holds_logarithmically_many_values() -> None:
-    for power in range(1, 15):
-        plan = chains.recursive([1] * (2**power + 1))
-        # Both ends and one value per halving. A run of 2^p layers at depth one or more
-        # reruns 2^p - 1 of them, so the total is 2^power (power - 1) + 2.
-        assert plan.peak == power + 2
-        assert plan.num_forwards == 2**power * (power - 1) + 2
-
-
-def test_linear_method_scales() -> None:
+def test_the_dynamic_optimum_scales() -> None:
     rng = random.Random("scale")
     sizes = [rng.randrange(1, 10**6) for _ in range(100_000)]
     start = time.perf_counter()
@@ -352,7 +251,7 @@ def test_linear_method_scales() -> None:
     assert chains.dynamic_peak(sizes, found.kept) == found.peak
 
 
-def test_pruned_method_scales() -> None:
+def test_the_static_optimum_scales() -> None:
     rng = random.Random("scale")
     for sizes in (
         [rng.random() for _ in range(2000)],
@@ -378,7 +277,6 @@ def test_numpy_sizes_are_plain_numbers() -> None:
     [
         chains.sqrt_n,
         chains.greedy,
-        chains.recursive,
         chains.optimal_static,
         chains.optimal_dynamic,
         lambda sizes: chains.static_peak(sizes, [0]),
@@ -419,26 +317,5 @@ def test_bad_kept_sets_are_refused(evaluate, kept, message: str) -> None:
 
 
 def test_bad_options_are_refused() -> None:
-    with pytest.raises(ValueError, match="'cubic'"):
-        chains.optimal_static([1], method="fast")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="'quadratic'"):
-        chains.optimal_dynamic([1], method="fast")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="num_bounds is 0"):
         chains.greedy([1], num_bounds=0)
-    with pytest.raises(ValueError, match="num_parts is 1"):
-        chains.recursive([1], num_parts=1)
-
-
-@pytest.mark.parametrize(
-    ("table", "message"),
-    [
-        ([[0, 1]], "1 rows"),
-        ([[0], [0]], "1 entries"),
-        ([[0, math.nan], [0, 0]], "is nan"),
-        ([[0, -1], [0, 0]], "is -1"),
-        ([[0, math.inf], [0, 0]], "infinite"),
-    ],
-)
-def test_bad_segment_peaks_are_refused(table, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        chains.optimal_dynamic([1, 2], segment_peak=table)

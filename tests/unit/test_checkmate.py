@@ -11,6 +11,7 @@ import pytest
 
 from lowtide.errors import BudgetTooSmallError, SolverUnavailableError
 from lowtide.planners import checkmate
+from lowtide.planners._tried import fastest_within
 from lowtide.step.graph import StepGraph
 from lowtide.step.schedule import with_frees
 from lowtide.step.simulate import simulate
@@ -163,7 +164,7 @@ def test_the_program_finds_what_no_simpler_rule_does() -> None:
         step = random_chain(seed)
         floor = exhaustive(step, None)
         search = checkmate._Search(step, floor, 10.0)
-        known = search.best_under(floor)
+        known = fastest_within(search.members, floor)
         plan = checkmate.plan(step, floor)
         better += known is None or known.seconds > plan.seconds
     assert better >= 3
@@ -183,13 +184,13 @@ def test_rounding_fits_and_stays_above_its_bound(monkeypatch) -> None:
 def test_a_rounded_matrix_becomes_a_valid_schedule_at_any_threshold() -> None:
     rng = random.Random(0)
     for step in (graphs.dense(3), graphs.two_pieces(2), graphs.random_dag(5, 8)):
-        frontier = checkmate.Frontier(step)
+        stages = checkmate.Stages(step)
         for _ in range(20):
             carried = [
-                {s for s in frontier.carried(t) if rng.random() < 0.5}
-                for t in range(len(frontier.stages))
+                {s for s in stages.carried(t) if rng.random() < 0.5}
+                for t in range(len(stages.ends))
             ]
-            sequence = checkmate.sequence_of(frontier, [*carried, set()])
+            sequence = checkmate.sequence_carrying(stages, [*carried, set()])
             simulate(step, with_frees(step, sequence))
 
 

@@ -48,9 +48,9 @@ def test_evicts_only_what_is_needed_and_makes_it_again() -> None:
 
 # a is done with after g: evicted. When w needs 10 of 25 bytes, 23 are used: b 10, c 10,
 # z, y, v 1 each. b and c were last read 2 s ago (by y; v took 2 s).
-# local: b 1/(10*2) < c 3/(10*2): b goes, and comes back by f and g. For f, c goes, read
-# 3 s ago (3/(10*3), w was just made); for g, after f's 10 s, w (1/(10*10)).
-# eq: b counts a's seconds too, (1+10)/20; c is 3/20 and goes (z: 1/(1*6) is above it).
+# By its own seconds b would go, 1/(10*2) < 3/(10*2), and come back by f and g. But a is
+# evicted, so b counts its seconds too: (1+10)/20. c is 3/20 and goes (z: 1/(1*6) is
+# above it).
 CHOICE = StepGraph.from_text("""
     resident x 0
     a = f(x)      10 bytes 10 s
@@ -69,10 +69,8 @@ CHOICE = StepGraph.from_text("""
 
 
 def test_the_neighbourhood_decides() -> None:
-    eq = dtr.plan(CHOICE, 25)
-    assert names(CHOICE, eq.ops) == "f g zz k yy vv ww turn bb k cb zb"
-    local = dtr.plan(CHOICE, 25, heuristic="local")
-    assert names(CHOICE, local.ops) == "f g zz k yy vv ww turn f g bb k cb ww zb"
+    plan = dtr.plan(CHOICE, 25)
+    assert names(CHOICE, plan.ops) == "f g zz k yy vv ww turn bb k cb zb"
 
 
 def test_what_was_not_used_for_long_goes_first() -> None:
@@ -131,28 +129,27 @@ def test_thrashing_fails_instead_of_going_on() -> None:
     step = graphs.chain(12)
     facts = dtr._Facts(step)
     floor = max(facts.least_bytes(i) for i in step.baseline)
-    assert dtr._Cache(facts, floor, "eq").run() is None
+    assert dtr._Cache(facts, floor).run() is None
     for sequence in (p.ops for p in [dtr.plan(step)]):
         assert len(sequence) <= dtr._THRASHING * len(step.baseline)
 
 
-@pytest.mark.parametrize("heuristic", ["eq", "local"])
 @pytest.mark.parametrize("step", graphs.GRAPHS, ids=lambda s: s.name)
-def test_plans_fit_and_run_the_step_in_order(step: StepGraph, heuristic) -> None:
-    lowest = dtr.plan(step, heuristic=heuristic)
-    assert dtr.plan(step, heuristic=heuristic).schedule == lowest.schedule
+def test_plans_fit_and_run_the_step_in_order(step: StepGraph) -> None:
+    lowest = dtr.plan(step)
+    assert dtr.plan(step).schedule == lowest.schedule
     for share in (0.4, 0.6, 0.8, 1.0):
         budget = int(share * step.baseline_peak_bytes)
         if budget < lowest.peak_bytes:
             with suppress(BudgetTooSmallError):
-                plan = dtr.plan(step, budget, heuristic=heuristic)
+                plan = dtr.plan(step, budget)
                 assert plan.peak_bytes <= budget
             continue
-        plan = dtr.plan(step, budget, heuristic=heuristic)
+        plan = dtr.plan(step, budget)
         assert simulate(step, plan.schedule).peak_bytes == plan.peak_bytes <= budget
         first = [i for i in dict.fromkeys(plan.ops) if not step.ops[i].standby]
         assert tuple(first) == step.baseline
-    again = dtr.plan(step, lowest.peak_bytes, heuristic=heuristic)
+    again = dtr.plan(step, lowest.peak_bytes)
     assert again.peak_bytes <= lowest.peak_bytes
 
 
@@ -160,5 +157,3 @@ def test_a_residual_network_trades_little_time_for_half_the_peak() -> None:
     step = graphs.residual(16, pixels=65536)
     plan = dtr.plan(step, step.baseline_peak_bytes // 2)
     assert plan.overhead < 0.2
-    local = dtr.plan(step, heuristic="local")
-    assert dtr.plan(step).peak_bytes < local.peak_bytes

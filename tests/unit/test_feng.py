@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 
 from lowtide.errors import BudgetTooSmallError
 from lowtide.planners import feng
-from lowtide.planners._cover import Covering
-from lowtide.planners._division import divide
-from lowtide.planners._vertices import forward_vertices
+from lowtide.planners._feng.cover import Covering
+from lowtide.planners._feng.division import Segment, divide
+from lowtide.planners._feng.vertices import forward_vertices
 from lowtide.step.graph import StepGraph
 from lowtide.step.schedule import from_kept, with_frees
 from lowtide.step.simulate import simulate
@@ -142,12 +143,18 @@ def random_graph(seed: int) -> tuple[Edges, tuple[int, ...], tuple[int, ...]]:
     return tuple(sorted(edges)), (0, *kept[1:-1], 0), inner
 
 
+def as_published(node: Segment) -> Segment:
+    """The division tree without what the paper does not have."""
+    parts = tuple(map(as_published, node.parts))
+    return replace(node, parts=parts, groups=(), aside=None)
+
+
 @pytest.mark.parametrize("start", range(0, 1200, 200))
 def test_objective_equals_exhaustive_search(start: int) -> None:
     shapes = set()
     for seed in range(start, start + 200):
         edges, kept, inner = random_graph(seed)
-        tree = divide(edges, inner, extended=False)
+        tree = as_published(divide(edges, inner))
         best = Covering(tree, kept).best()
         expected = min(
             objective(edges, kept, inner, k) for k in family(edges, 0, len(kept) - 1)
@@ -161,7 +168,7 @@ def test_objective_equals_exhaustive_search(start: int) -> None:
 def test_every_bound_gives_the_fewest_kept_bytes() -> None:
     for seed in range(150):
         edges, kept, inner = random_graph(seed)
-        covering = Covering(divide(edges, inner, extended=False), kept)
+        covering = Covering(as_published(divide(edges, inner)), kept)
         allowed = [
             (sum(kept[v] for v in k), objective(edges, kept, inner, k))
             for k in family(edges, 0, len(kept) - 1)
@@ -175,7 +182,7 @@ def test_added_divisions_only_help_and_stay_real() -> None:
     helped = 0
     for seed in range(400):
         edges, kept, inner = random_graph(seed)
-        paper = Covering(divide(edges, inner, extended=False), kept).best()
+        paper = Covering(as_published(divide(edges, inner)), kept).best()
         best = Covering(divide(edges, inner), kept).best()
         real = objective(edges, kept, inner, best.vertices)
         everything = range(1, len(kept) - 1)
@@ -294,7 +301,9 @@ def test_plans_fit_are_from_the_family_and_never_rise(step: StepGraph) -> None:
 
 def test_a_dense_block_keeps_the_growth_and_not_the_concatenations() -> None:
     step = graphs.dense(8)
-    paper = feng.optimum(step, divisions="paper")[0]
+    graph = forward_vertices(step)
+    tree = as_published(divide(graph.edges, graph.inner_bytes))
+    paper = Covering(tree, graph.kept_bytes).best()
     best, kept = feng.optimum(step)
     assert best.total_bytes < 0.8 * paper.total_bytes
     cats = {s.id for s in step.storages if s.name.startswith("cat")}

@@ -40,8 +40,8 @@ def names(step: StepGraph, sequence) -> str:
 
 def test_profile_statistics() -> None:
     profile = mu_two.Profile(CHAIN)
-    a, b, c = (profile.candidates[id_of(CHAIN, n)] for n in "abc")
-    assert len(profile.candidates) == 3
+    a, b, c = (profile.recomputable[id_of(CHAIN, n)] for n in "abc")
+    assert len(profile.recomputable) == 3
     assert (a.last_forward_access, a.first_backward_access) == (1, 7)
     assert a.last_backward_access == 8
     # From the end of g to the start of gb: h 2, k 1, turn 0, kb 1, hb 1.
@@ -55,8 +55,8 @@ def test_profile_statistics() -> None:
 
 def test_choices_update_sources_seconds_and_counts() -> None:
     a, b, c = (id_of(CHAIN, n) for n in "abc")
-    points = list(mu_two._points(mu_two.Profile(CHAIN), "paper"))
-    order = [next(iter(q.chosen - p.chosen)) for p, q in pairwise(points)]
+    choices = list(mu_two._choices(mu_two.Profile(CHAIN)))
+    order = [next(iter(q.chosen - p.chosen)) for p, q in pairwise(choices)]
     # c first (40/1). b serves c, so it now costs 2 * 3 s: 20/6; a is at 10: a next.
     # b is made from a, and a is not alive again when b is needed: b from x, 6 s, and
     # twice as it serves c.
@@ -65,7 +65,7 @@ def test_choices_update_sources_seconds_and_counts() -> None:
 
 def test_updates_by_hand() -> None:
     profile = mu_two.Profile(CHAIN)
-    a, b, c = (profile.candidates[id_of(CHAIN, n)] for n in "abc")
+    a, b, c = (profile.recomputable[id_of(CHAIN, n)] for n in "abc")
     x = id_of(CHAIN, "x")
     # c first: nothing is made from it, so it is made once; b serves it once.
     assert mu_two._update_chosen([], c) == 1
@@ -79,7 +79,7 @@ def test_updates_by_hand() -> None:
     assert a.total_seconds == 6
     # Had a been chosen before b, b would start from x, in 3 + 3 s, and as it serves c
     # that would count twice.
-    a, b, c = (mu_two.Profile(CHAIN).candidates[id_of(CHAIN, n)] for n in "abc")
+    a, b, c = (mu_two.Profile(CHAIN).recomputable[id_of(CHAIN, n)] for n in "abc")
     mu_two._update_remaining([b], a, 1, [c, a])
     assert (b.sources, b.recompute_seconds, b.total_seconds) == ({x}, 6, 12)
 
@@ -98,8 +98,8 @@ def test_a_source_that_is_alive_again_is_not_paid_for() -> None:
     """)
     a, b = id_of(step, "a"), id_of(step, "b")
     profile = mu_two.Profile(step)
-    remaining = {b: profile.candidates[b]}
-    best = profile.candidates[a]
+    remaining = {b: profile.recomputable[b]}
+    best = profile.recomputable[a]
     mu_two._update_remaining(remaining.values(), best, 1, [best])
     assert remaining[b].sources == {a}
     assert remaining[b].total_seconds == 1
@@ -109,7 +109,7 @@ def test_a_source_that_is_alive_again_is_not_paid_for() -> None:
 
 def test_what_serves_on_the_way_is_made_again_each_time() -> None:
     profile = mu_two.Profile(CHAIN)
-    chosen = frozenset(profile.candidates)
+    chosen = frozenset(profile.recomputable)
     sequence = mu_two.recompute_late(profile, chosen)
     assert names(CHAIN, sequence) == "f g h k turn f g h k kb f g h hb f gb fb"
 
@@ -130,71 +130,46 @@ TWO_LARGE = StepGraph.from_text("""
 
 def test_the_papers_peak_by_hand() -> None:
     profile = mu_two.Profile(TWO_LARGE)
-    points = list(mu_two._points(profile, "paper"))
+    choices = list(mu_two._choices(profile))
     # Nothing chosen: while eb runs, a 20, c 40, e 30, d 1, de 1.
-    assert points[0].paper_bytes == 92
+    assert choices[0].paper_bytes == 92
     # c chosen (40 bytes for 2 s; a has the same ratio and fewer bytes). It is away from
     # m to cb, so the peak is now while m runs and reads it: a 20, c 40, e 30.
-    assert points[1].chosen == {id_of(TWO_LARGE, "c")}
-    assert points[1].paper_bytes == 90
+    assert choices[1].chosen == {id_of(TWO_LARGE, "c")}
+    assert choices[1].paper_bytes == 90
 
 
 def test_a_plan_that_only_the_paper_believes_is_not_returned() -> None:
     believed = 0
     for step in graphs.GRAPHS:
-        points = list(mu_two._points(mu_two.Profile(step), "paper"))
-        floor = min(p.exact.peak_bytes for p in points)
-        for point in points:
-            budget = point.paper_bytes
-            if floor <= budget < point.exact.peak_bytes:
+        choices = list(mu_two._choices(mu_two.Profile(step)))
+        floor = min(c.tried.peak_bytes for c in choices)
+        for choice in choices:
+            budget = choice.paper_bytes
+            if floor <= budget < choice.tried.peak_bytes:
                 believed += 1
                 assert mu_two.plan(step, budget).peak_bytes <= budget
                 break
     assert believed >= 3
 
 
-@pytest.mark.parametrize("simulation", ["paper", "exact"])
 @pytest.mark.parametrize("step", graphs.GRAPHS, ids=lambda s: s.name)
-def test_plans_fit_and_the_floor_is_true(step: StepGraph, simulation) -> None:
-    lowest = mu_two.plan(step, simulation=simulation)
-    every = mu_two._points(mu_two.Profile(step), simulation)
-    points = list(takewhile(lambda p: not p.is_thrashing, every))
-    assert lowest.peak_bytes == min(p.exact.peak_bytes for p in points)
+def test_plans_fit_and_the_floor_is_true(step: StepGraph) -> None:
+    lowest = mu_two.plan(step)
+    every = mu_two._choices(mu_two.Profile(step))
+    choices = list(takewhile(lambda c: not c.is_thrashing, every))
+    assert lowest.peak_bytes == min(c.tried.peak_bytes for c in choices)
     for share in (0.4, 0.6, 0.8, 1.0):
         budget = int(share * step.baseline_peak_bytes)
         if budget < lowest.peak_bytes:
             with pytest.raises(BudgetTooSmallError) as error:
-                mu_two.plan(step, budget, simulation=simulation)
+                mu_two.plan(step, budget)
             assert error.value.floor_bytes == lowest.peak_bytes
             continue
-        plan = mu_two.plan(step, budget, simulation=simulation)
+        plan = mu_two.plan(step, budget)
         assert simulate(step, plan.schedule).peak_bytes == plan.peak_bytes <= budget
-        fitting = [p for p in points if p.exact.peak_bytes <= budget]
-        if simulation == "paper":
-            fitting = [p for p in fitting if p.paper_bytes <= budget] or fitting
-        assert plan.schedule == fitting[0].schedule
+        fitting = [c for c in choices if c.tried.peak_bytes <= budget]
+        fitting = [c for c in fitting if c.paper_bytes <= budget] or fitting
+        assert plan.ops == fitting[0].tried.sequence
     baseline = make_plan(step, with_frees(step, step.baseline), planner="keep_all")
     assert mu_two.plan(step, baseline.peak_bytes).seconds == baseline.seconds
-
-
-def test_the_exact_simulator_chooses_only_what_is_held_at_the_peak() -> None:
-    step = StepGraph.from_text("""
-        resident x 0
-        a = f(x)         20 bytes 2 s
-        s = g(a)         60 bytes 4 s
-        big = h(a)       30 bytes 0.1 s
-        turn(big) -> d    1 bytes
-        db = hb(big, d)   1 bytes 1 s
-        ds = gb(s, db)   60 bytes 1 s
-        da = fb(a, ds)    1 bytes 1 s
-        -> da
-    """)
-    a = id_of(step, "a")
-    # big has by far the best ratio, but the exact peak is while gb runs: a 20, s 60,
-    # db 1, ds 60 = 141. big is gone by then; only a is held without being used.
-    exact = list(mu_two._points(mu_two.Profile(step), "exact"))
-    assert exact[0].exact.peak_bytes == 141
-    assert exact[1].chosen == {a}
-    assert exact[1].exact.peak_bytes == 121
-    paper = list(mu_two._points(mu_two.Profile(step), "paper"))
-    assert paper[1].chosen == {id_of(step, "big")}

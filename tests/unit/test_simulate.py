@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
 from lowtide import Free, Run, StepGraph, simulate
 from lowtide.errors import InvalidScheduleError
 from lowtide.step.schedule import with_frees
-from lowtide.step.simulate import LiveBytes
 from lowtide.step.walk import walk
 
 # While hb runs: x 8 + a 16 + b 40 + c 4 + db 40 = 108. Without a: 92.
@@ -153,19 +150,3 @@ def test_kinds_add_up_and_recomputed_storages_are_told_apart() -> None:
     assert left == [run.after_bytes for run in walked.runs]
     assert walked.by_kind["recomputed"][-1] == 16 + 40
     assert walked.by_kind["temporary"][2] == 100
-
-
-def test_live_bytes_agrees_with_adding_one_by_one() -> None:
-    rng = random.Random(5)
-    for _ in range(200):
-        plain = [rng.randrange(100) for _ in range(rng.randrange(1, 40))]
-        tree = LiveBytes(plain)
-        for _ in range(20):
-            start = rng.randrange(len(plain))
-            stop = rng.randrange(start, len(plain) + 1)
-            change = rng.randrange(-50, 50)
-            tree.add(start, stop, change)
-            for i in range(start, stop):
-                plain[i] += change
-            assert tree.peak_bytes == max(plain)
-            assert tree.peak_position() == plain.index(max(plain))

@@ -4,9 +4,9 @@ from itertools import combinations, pairwise, product
 
 import pytest
 
-from lowtide.chains import Backward, Forward, optimal_dynamic
+from lowtide.chains import Backward, Forward
 from lowtide.planners._chain import Chain, chain_of
-from lowtide.planners._segments import (
+from lowtide.planners._chain.segments import (
     Candidate,
     Choice,
     ladder,
@@ -151,16 +151,20 @@ def test_a_plain_chain_gives_the_published_optimum():
     # Without skips every cut has bytes of its own, and the published recurrence with
     # these segment peaks finds the same least peak.
     found = chain_of(chain(12, widths=(64, 16, 128, 32)), max_cuts=100)
-    length = len(found)
-    sizes = [int(found.cut_bytes[max(0, j - 1), j]) for j in range(length)]
-
-    def segment_peak(i: int, j: int) -> int:
-        return int(found.again_peak[i, j])
-
-    published = optimal_dynamic(sizes, segment_peak=segment_peak)
-    again = Choice(published.kept, (False,) * (len(published.kept) - 1))
-    assert Candidate.of(found, again).peak_bytes == published.peak
-    assert Candidate.of(found, least_peak(found)).peak_bytes <= published.peak
+    last = len(found) - 1
+    sizes = [int(found.cut_bytes[max(0, j - 1), j]) for j in range(last + 1)]
+    # M(i) = d_i + min over j > i of max(M(j), U(i, j)), and which j that was.
+    published = {last: (sizes[last], (last,))}
+    for i in range(last - 1, -1, -1):
+        peak, j = min(
+            (max(published[j][0], int(found.again_peak[i, j])), j)
+            for j in range(i + 1, last + 1)
+        )
+        published[i] = sizes[i] + peak, (i, *published[j][1])
+    peak, cuts = published[0]
+    again = Choice(cuts, (False,) * (len(cuts) - 1))
+    assert Candidate.of(found, again).peak_bytes == peak
+    assert Candidate.of(found, least_peak(found)).peak_bytes <= peak
 
 
 @pytest.mark.parametrize("step", CHAINS, ids=lambda step: step.name)

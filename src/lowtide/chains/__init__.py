@@ -8,13 +8,12 @@ and heuristics; and the fastest sequence over a chain of stages under a memory l
 | peak if kept values stay to the end | `static_peak` | O(n) |
 | ... least, exactly | `optimal_static` | O(n^3) worst case, tens of O(n) sweeps usual |
 | ... Chen's heuristics | `sqrt_n`, `greedy` | O(n) |
-| ... with O(log n) values held | `recursive` | O(n) |
 | peak if kept values die in backward | `dynamic_peak` | O(n) |
-| ... least, exactly | `optimal_dynamic` | O(n); O(n^2) for any segment peak |
+| ... least, exactly | `optimal_dynamic` | O(n) |
 | least time within a limit | `rotor`, `rotor_floor`, `simulate_rotor` | O(slots n^3) |
 """
 
-from lowtide.chains._dynamic import SegmentPeak, dynamic_peak, optimal_dynamic
+from lowtide.chains._dynamic import dynamic_peak, optimal_dynamic
 from lowtide.chains._rotor import RotorSolution, rotor, rotor_floor
 from lowtide.chains._sizes import ChainSolution
 from lowtide.chains._stages import (
@@ -27,10 +26,8 @@ from lowtide.chains._stages import (
     simulate_rotor,
 )
 from lowtide.chains._static import (
-    RecursiveSolution,
     greedy,
     optimal_static,
-    recursive,
     sqrt_n,
     static_peak,
 )
@@ -39,18 +36,15 @@ __all__ = [
     "Backward",
     "ChainSolution",
     "Forward",
-    "RecursiveSolution",
     "RotorSolution",
     "RotorStep",
     "RotorTimeline",
-    "SegmentPeak",
     "Stage",
     "StageOption",
     "dynamic_peak",
     "greedy",
     "optimal_dynamic",
     "optimal_static",
-    "recursive",
     "rotor",
     "rotor_floor",
     "simulate_rotor",

@@ -42,7 +42,7 @@ class ExactSizes:
 
 def exact_sizes(sizes: Iterable[Number]) -> ExactSizes:
     """Return checked `sizes` as integers over one power of two. O(n)."""
-    numbers = plain_numbers(sizes, what="sizes")
+    numbers = _plain_numbers(sizes)
     if not numbers:
         raise ValueError(
             "sizes is empty, and a chain needs at least one value. Pass the size of "
@@ -56,25 +56,23 @@ def exact_sizes(sizes: Iterable[Number]) -> ExactSizes:
     return ExactSizes(values, scale, False)
 
 
-def plain_numbers(
-    numbers: Iterable[Number], *, what: str, allow_infinity: bool = False
-) -> list[Number]:
+def _plain_numbers(numbers: Iterable[Number]) -> list[Number]:
     """Return `numbers` as Python ints and floats, or raise naming the first bad one."""
     to_list = getattr(numbers, "tolist", None)
     plain: list[Number] = list(numbers) if to_list is None else to_list()
     if not set(map(type, plain)) <= {int, float}:
-        plain = [_plain(number, what, at) for at, number in enumerate(plain)]
+        plain = [_plain(number, at) for at, number in enumerate(plain)]
     for at, number in enumerate(plain):
         # Written so that NaN, which compares false with everything, is refused too.
-        if not 0 <= number < math.inf and not (allow_infinity and number == math.inf):
+        if not 0 <= number < math.inf:
             raise ValueError(
-                f"{what}[{at}] is {number}, and a size must be zero or more"
-                f"{'' if allow_infinity else ', and finite'}. Correct that entry."
+                f"sizes[{at}] is {number}, and a size must be zero or more, and "
+                f"finite. Correct that entry."
             )
     return plain
 
 
-def _plain(number: object, what: str, at: int) -> Number:
+def _plain(number: object, at: int) -> Number:
     try:
         return operator.index(number)  # type: ignore[arg-type]
     except TypeError:
@@ -85,7 +83,7 @@ def _plain(number: object, what: str, at: int) -> Number:
         return float(number)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         raise ValueError(
-            f"{what}[{at}] is {number!r}, and a size must be a number. Pass plain "
+            f"sizes[{at}] is {number!r}, and a size must be a number. Pass plain "
             f"integers or floats."
         ) from None
 

@@ -6,7 +6,7 @@ one run between neighbours of C at a time. The peak is
     sum of d_c over C  +  the largest sum strictly between two neighbours of C.
 
 References: T. Chen, B. Xu, C. Zhang, C. Guestrin, "Training deep nets with sublinear
-memory cost", arXiv 1604.06174 (`sqrt_n`, `greedy`, `recursive`); D.-Y. Hong, T.-H.
+memory cost", arXiv 1604.06174 (`sqrt_n`, `greedy`); D.-Y. Hong, T.-H.
 Tsai, N. Wang, P. Liu, J.-J. Wu, "GPU memory usage optimization for backward propagation
 in deep network training", arXiv 2502.12499, who ask for the exact optimum in O(n^3).
 
@@ -14,12 +14,12 @@ in deep network training", arXiv 2502.12499, who ask for the exact optimum in O(
 0 to n-1 with no gap above B come from one sweep: the predecessors allowed for j form a
 window whose left end never moves back, so a sliding-window minimum takes O(n) in all.
 The optimum is the least f(B) + (gap really used) over the O(n^2) gaps of the chain:
-O(n^3) when every gap is tried ("cubic"). "pruned" uses that f never rises with B:
-between two bounds a < b already tried, nothing is below (next gap above a) + f(b).
-Both are exact; "pruned" takes some tens of sweeps on the chains we measured, and
-degrades towards "cubic" only where f(B) + B is flat over very many gaps.
+O(n^3) if every gap is tried. Most need not be, for f never rises with B: between two
+bounds a < b already tried, nothing is below (next gap above a) + f(b). That takes some
+tens of sweeps on the chains we measured, and degrades towards O(n^3) only where
+f(B) + B is flat over very many gaps.
 
-`sqrt_n` O(n), `greedy` O(n) per bound tried, `recursive` O(n).
+`sqrt_n` O(n), `greedy` O(n) per bound tried.
 
 When it loses: kept values really die during backward, and gradients take bytes; see
 `optimal_dynamic`. Sizes stand for layer outputs, not for what backward saves.
@@ -29,9 +29,7 @@ import heapq
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Literal
 
 from lowtide.chains._sizes import ChainSolution, Number, checked_kept, exact_sizes
 
@@ -111,84 +109,14 @@ def _greedy_kept(values: Sequence[int], bound: int) -> tuple[int, ...]:
     return tuple(kept)
 
 
-@dataclass(frozen=True, slots=True)
-class RecursiveSolution:
-    """Chen's recursive plan: values kept at several depths, not one kept set.
-
-    `levels[k]` is the depth at which value k is held: 0 for the ends, 1 for what the
-    first forward keeps, and so on; a run between neighbours of levels <= l is handled
-    by rerunning it and keeping its values of level l + 1. `kept` lists levels 0 and 1.
-    `num_forwards` counts layers run forward, reruns included.
-    """
-
-    kept: tuple[int, ...]
-    peak: Number
-    levels: tuple[int, ...]
-    num_forwards: int
-
-
-def recursive(sizes: Iterable[Number], *, num_parts: int = 2) -> RecursiveSolution:
-    """Return the plan that splits every run again: O(log n) values, O(n log n) layers.
-
-    Each run is cut in `num_parts` parts of equal length, and what is kept in a run
-    stays until the run is done. O(n) time.
-
-    >>> plan = recursive([1] * 9)
-    >>> plan.kept, plan.peak, plan.levels, plan.num_forwards
-    ((0, 4, 8), 5, (0, 3, 2, 3, 1, 3, 2, 3, 0), 18)
-    """
-    if num_parts < 2:
-        raise ValueError(
-            f"num_parts is {num_parts}, and a run can only be split in two or more. "
-            f"Pass 2 or more."
-        )
-    exact = exact_sizes(sizes)
-    values = exact.values
-    last = len(values) - 1
-    levels = [0] * len(values)
-    peak = num_forwards = 0
-    held_at_ends = values[0] + (values[last] if last else 0)
-    runs = [(0, last, 0, held_at_ends)]
-    while runs:
-        left, right, level, held = runs.pop()
-        # The last value of a rerun is still held, so only the whole chain computes it.
-        num_forwards += right - left - (1 if level else 0)
-        parts = min(num_parts, right - left)
-        if parts < 2:
-            peak = max(peak, held)
-            continue
-        cuts = [left + part * (right - left) // parts for part in range(parts + 1)]
-        for cut in cuts[1:-1]:
-            levels[cut] = level + 1
-            held += values[cut]
-        runs += [(start, stop, level + 1, held) for start, stop in pairwise(cuts)]
-    kept = tuple(index for index, level in enumerate(levels) if level < 2)
-    return RecursiveSolution(kept, exact.to_number(peak), tuple(levels), num_forwards)
-
-
-def optimal_static(
-    sizes: Iterable[Number], *, method: Literal["pruned", "cubic"] = "pruned"
-) -> ChainSolution:
+def optimal_static(sizes: Iterable[Number]) -> ChainSolution:
     """Return a kept set of least static peak.
-
-    Args:
-        sizes: the values of the chain, input first, output last.
-        method: "pruned" (default) and "cubic" are both exact; the second tries every
-            gap of the chain as a bound and is there to check and to compare.
 
     >>> optimal_static([9, 1, 1, 1, 2, 1, 1, 1, 9])
     ChainSolution(kept=(0, 3, 5, 8), peak=22)
     """
     exact = exact_sizes(sizes)
-    if method == "pruned":
-        peak, kept = _solve_pruned(exact.values)
-    elif method == "cubic":
-        peak, kept = _solve_cubic(exact.values)
-    else:
-        raise ValueError(
-            f"method is {method!r}, and optimal_static knows 'pruned' and 'cubic'. "
-            f"Pass one of these."
-        )
+    peak, kept = _solve(exact.values)
     return ChainSolution(kept, exact.to_number(peak))
 
 
@@ -202,20 +130,7 @@ def _largest_gap(prefix: Sequence[int], kept: tuple[int, ...]) -> int:
     return max(gaps, default=0)
 
 
-def _solve_cubic(values: Sequence[int]) -> tuple[int, tuple[int, ...]]:
-    prefix = list(accumulate(values, initial=0))
-    last = len(values) - 1
-    bounds = {0}
-    for left in range(last):
-        start = prefix[left + 1]
-        bounds.update(stop - start for stop in prefix[left + 2 : last + 1])
-    return min(
-        (kept_sum + gap, kept)
-        for kept_sum, gap, kept in (_sweep(values, prefix, b) for b in sorted(bounds))
-    )
-
-
-def _solve_pruned(values: Sequence[int]) -> tuple[int, tuple[int, ...]]:
+def _solve(values: Sequence[int]) -> tuple[int, tuple[int, ...]]:
     prefix = list(accumulate(values, initial=0))
     widest = prefix[len(values) - 1] - prefix[1] if len(values) > 1 else 0
     kept_sum, _, kept = _sweep(values, prefix, 0)

@@ -4,10 +4,10 @@
 
     def plan(step, budget_bytes=None, *, time_limit=10.0) -> Plan
 
-that returns the fastest plan it knows whose peak is at most `budget_bytes`, or, without
-a budget, the plan with the lowest peak it can reach. It raises `BudgetTooSmallError`
-with its lowest peak if it cannot fit. Its module docstring is its page in the docs. The
-name of the file is the name of the planner everywhere. Other packages add planners
+that returns the fastest plan it finds whose peak is at most `budget_bytes`, or, without
+a budget, the plan with the lowest peak it finds. It raises `BudgetTooSmallError` with
+that lowest peak if nothing it finds fits. Its module docstring is its page in the docs.
+The name of the file is the name of the planner everywhere. Other packages add planners
 through the entry-point group `lowtide.planners` (name = "module:plan"). For those who
 write one: `saved_by_baseline` lists what could be dropped, `from_kept` makes a schedule
 of what is not, and `make_plan` turns any schedule into a plan.
@@ -80,6 +80,6 @@ def load(name: str) -> Planner:
 
 
 def least_peak_bytes(step: StepGraph) -> int:
-    """The lowest peak that the best planner reaches on this step."""
+    """The lowest peak that the best planner finds on this step."""
     best = "auto" if "auto" in available() else "recompute_all"
     return load(best).plan(step, None).peak_bytes

@@ -33,7 +33,7 @@ class Frontier:
     """Plans by rising budget; time never rises along it.
 
     `knee` is the point after which a lower peak costs clearly more time than before.
-    `floor_bytes` is the lowest peak the planner reaches. `unreachable` are the budgets
+    `floor_bytes` is the lowest peak the planner finds. `unreachable` are the budgets
     asked for that lie below it.
     """
 

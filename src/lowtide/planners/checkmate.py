@@ -40,16 +40,16 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 
 from lowtide.errors import BudgetTooSmallError
 from lowtide.planners import dtr, feng, mu_two
-from lowtide.planners._frontier import Frontier, Model, carried_by, sequence_of
-from lowtide.planners._highs import Answer, load_highs, solve
+from lowtide.planners._checkmate.model import Model
+from lowtide.planners._checkmate.stages import Stages, carried_by, sequence_carrying
+from lowtide.planners._linear import Answer, load_highs, solve
+from lowtide.planners._tried import Tried, fastest_within, lowest
 from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan, Proof
 from lowtide.step.schedule import make_plan, plan_or_raise, with_frees
-from lowtide.step.simulate import simulate
 
 # Choices (columns for what is carried and what runs again) that each form can take, for
 # each second of the time limit: which form is used must not depend on the machine.
@@ -68,27 +68,18 @@ def plan(
     load_highs()
     search = _Search(step, budget_bytes, time_limit)
     if budget_bytes is None:
-        lowest = search.lowest(None)
-        return search.fastest(lowest.peak_bytes, "checkmate", None)
-    if search.best_under(budget_bytes) is None:
-        lowest = search.lowest(budget_bytes)
-        if lowest.peak_bytes > budget_bytes:
+        floor_bytes = search.lowest(None).peak_bytes
+        return search.fastest(floor_bytes, "checkmate", None)
+    if fastest_within(search.members, budget_bytes) is None:
+        reached = search.lowest(budget_bytes)
+        if reached.peak_bytes > budget_bytes:
             return plan_or_raise(
                 step,
-                with_frees(step, lowest.sequence),
+                with_frees(step, reached.sequence),
                 planner="checkmate",
                 budget_bytes=budget_bytes,
             )
     return search.fastest(budget_bytes, "checkmate", budget_bytes)
-
-
-@dataclass(frozen=True, slots=True)
-class _Member:
-    """A schedule of the family: its ops, and what simulation says of it."""
-
-    sequence: tuple[int, ...]
-    peak_bytes: int
-    seconds: float
 
 
 class _Search:
@@ -100,13 +91,13 @@ class _Search:
         self.step = step
         self.deadline = time.monotonic() + time_limit
         self.began = time.monotonic()
-        self.frontier = Frontier(step)
-        choices = self.frontier.num_choices()
+        self.stages = Stages(step)
+        choices = self.stages.num_choices()
         self.is_exact = choices <= _EXACT_CHOICES * time_limit
         self.is_relaxed = not self.is_exact and choices <= _RELAXED_CHOICES * time_limit
         self.patience = time_limit
         self.unit_bytes = max(1.0, step.baseline_peak_bytes / 1000)
-        self.members: list[_Member] = []
+        self.members: list[Tried] = []
         self._seed(budget_bytes)
 
     @property
@@ -116,10 +107,7 @@ class _Search:
 
     def add(self, sequence: list[int]) -> None:
         """Take in a sequence if it is valid."""
-        timeline = simulate(self.step, with_frees(self.step, sequence))
-        self.members.append(
-            _Member(tuple(sequence), timeline.peak_bytes, timeline.seconds)
-        )
+        self.members.append(Tried.of(self.step, sequence))
 
     def _seed(self, budget_bytes: int | None) -> None:
         """The baseline, and the simpler planners' answers brought into this form."""
@@ -141,24 +129,19 @@ class _Search:
             self.members = [m for m in self.members if m.peak_bytes >= floor]
 
     def _add_rule(self, plan: Plan) -> None:
-        carried = carried_by(self.frontier, plan.ops)
-        self.add(sequence_of(self.frontier, carried))
+        carried = carried_by(self.stages, plan.ops)
+        self.add(sequence_carrying(self.stages, carried))
 
-    def best_under(self, budget_bytes: int) -> _Member | None:
-        """The fastest member that fits."""
-        fitting = [m for m in self.members if m.peak_bytes <= budget_bytes]
-        return min(fitting, key=lambda m: (m.seconds, m.peak_bytes), default=None)
-
-    def lowest(self, target_bytes: int | None) -> _Member:
+    def lowest(self, target_bytes: int | None) -> Tried:
         """The member with the lowest peak, after a search for lower ones.
 
         The search ends early at `target_bytes`.
         """
         if self.is_exact and self.left > 0:
-            model = Model(self.frontier, self.unit_bytes, None)
-            best = min(self.members, key=lambda m: (m.peak_bytes, m.seconds))
+            model = Model(self.stages, self.unit_bytes, None)
+            best = lowest(self.members)
             answer = solve(
-                model.rows,
+                model.program,
                 # Half for the peak, the rest for the time at that peak.
                 time_limit=self.left / 2,
                 start=model.start(best.sequence),
@@ -166,15 +149,15 @@ class _Search:
             )
             self._take(model, answer)
         elif self.is_relaxed:
-            model = Model(self.frontier, self.unit_bytes, None)
-            answer = solve(model.rows, time_limit=self.patience, relaxed=True)
+            model = Model(self.stages, self.unit_bytes, None)
+            answer = solve(model.program, time_limit=self.patience, relaxed=True)
             self._round(model, answer)
-        return min(self.members, key=lambda m: (m.peak_bytes, m.seconds))
+        return lowest(self.members)
 
     def fastest(self, limit_bytes: int, planner: str, budget_bytes: int | None) -> Plan:
         """The plan with the least time under a limit that some member keeps."""
         bound, stopped_by = self.step.baseline_seconds, "size_limit"
-        known = self.best_under(limit_bytes)
+        known = fastest_within(self.members, limit_bytes)
         assert known is not None
         if known.seconds <= bound:
             stopped_by = "optimal"
@@ -182,7 +165,7 @@ class _Search:
             bound, stopped_by = self._exact(limit_bytes, known)
         elif self.is_relaxed:
             bound, stopped_by = self._relaxed(limit_bytes)
-        best = self.best_under(limit_bytes)
+        best = fastest_within(self.members, limit_bytes)
         assert best is not None
         if stopped_by == "optimal":
             bound = best.seconds
@@ -201,12 +184,12 @@ class _Search:
             proof=proof,
         )
 
-    def _exact(self, limit_bytes: int, known: _Member) -> tuple[float, str]:
+    def _exact(self, limit_bytes: int, known: Tried) -> tuple[float, str]:
         asked = limit_bytes
         while True:
-            model = Model(self.frontier, self.unit_bytes, asked)
+            model = Model(self.stages, self.unit_bytes, asked)
             answer = solve(
-                model.rows, time_limit=self.left, start=model.start(known.sequence)
+                model.program, time_limit=self.left, start=model.start(known.sequence)
             )
             taken = self._take(model, answer)
             over = 0 if taken is None else taken.peak_bytes - limit_bytes
@@ -222,28 +205,28 @@ class _Search:
         bound = self.step.baseline_seconds
         # The paper solves for a tenth less, so that rounding up still fits.
         for asked in (limit_bytes, int(0.9 * limit_bytes)):
-            model = Model(self.frontier, self.unit_bytes, asked)
-            answer = solve(model.rows, time_limit=self.patience, relaxed=True)
+            model = Model(self.stages, self.unit_bytes, asked)
+            answer = solve(model.program, time_limit=self.patience, relaxed=True)
             if asked == limit_bytes and answer.is_optimal:
                 bound += answer.bound * model.unit_seconds
             self._round(model, answer)
         return bound, "rounding"
 
-    def _take(self, model: Model, answer: Answer) -> _Member | None:
+    def _take(self, model: Model, answer: Answer) -> Tried | None:
         if not answer.values:
             return None
         runs = [
             {i for i, c in columns.items() if answer.values[c] > 0.5}
             for columns in model.rerun
         ]
-        self.add(sequence_of(self.frontier, _carried(model, answer, 0.5), runs))
+        self.add(sequence_carrying(self.stages, _carried(model, answer, 0.5), runs))
         return self.members[-1]
 
     def _round(self, model: Model, answer: Answer) -> None:
         if answer.values:
             for threshold in _THRESHOLDS:
                 carried = _carried(model, answer, threshold)
-                self.add(sequence_of(self.frontier, carried))
+                self.add(sequence_carrying(self.stages, carried))
 
 
 def _carried(model: Model, answer: Answer, threshold: float) -> list[set[int]]:

@@ -22,7 +22,12 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from lowtide.planners._chain import Chain, chain_of
-from lowtide.planners._segments import best_plan, kept_sequences, ladder, num_levels
+from lowtide.planners._chain.segments import (
+    kept_sequences,
+    ladder,
+    num_levels,
+    plan_of_sequences,
+)
 from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan
 
@@ -34,7 +39,9 @@ def plan(
 ) -> Plan:
     """The fastest plan of a greedy walk that fits, or that of least peak."""
     del time_limit
-    return best_plan(step, _sequences, planner="chen_greedy", budget_bytes=budget_bytes)
+    return plan_of_sequences(
+        step, _sequences, planner="chen_greedy", budget_bytes=budget_bytes
+    )
 
 
 def _sequences(step: StepGraph) -> Iterator[tuple[int, ...]]:

@@ -10,7 +10,7 @@ Idea:
 3. Its seconds are its own and those of its evicted neighbourhood, which would have to
    be made again with it or for it. Neighbourhoods are kept as classes in a union-find
    structure: joined when storages are evicted, reduced when they are made again, never
-   split (the paper's h_DTR_eq). `heuristic="local"` counts its own seconds only.
+   split (the paper's h_DTR_eq).
 4. An op that reads an evicted storage first runs that storage's op, and so on; what is
    held for an op in progress is not evicted.
 5. What the step itself has no more use for is evicted at once, but may be made again if
@@ -37,14 +37,11 @@ last, and near its floor recomputes the same storages many times.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
+from lowtide.planners._tried import Tried, best_plan
 from lowtide.step.graph import StepGraph
-from lowtide.step.plan import Plan, Schedule
-from lowtide.step.schedule import make_plan, plan_or_raise, with_frees
-from lowtide.step.simulate import simulate
-
-Heuristic = Literal["eq", "local"]
+from lowtide.step.plan import Plan
+from lowtide.step.schedule import make_plan, with_frees
 
 _THRASHING = 5  # times the ops or the seconds of the baseline
 _PROBES = 16
@@ -53,11 +50,7 @@ _TINY = 1e-12
 
 
 def plan(
-    step: StepGraph,
-    budget_bytes: int | None = None,
-    *,
-    time_limit: float = 10.0,
-    heuristic: Heuristic = "eq",
+    step: StepGraph, budget_bytes: int | None = None, *, time_limit: float = 10.0
 ) -> Plan:
     """The plan of the rule under this limit, or under the least one that works."""
     del time_limit
@@ -67,7 +60,7 @@ def plan(
         # If everything fits, nothing is ever asked for again, so nothing is held in
         # case it might be.
         if step.baseline_peak_bytes > budget_bytes:
-            sequence = _Cache(facts, budget_bytes, heuristic).run()
+            sequence = _Cache(facts, budget_bytes).run()
         if sequence is not None:
             return make_plan(
                 step,
@@ -75,27 +68,22 @@ def plan(
                 planner="dtr",
                 budget_bytes=budget_bytes,
             )
-    found = _search(facts, heuristic)
-    lowest = min(found, key=lambda f: (f[0], f[1]))
-    fitting = [f for f in found if budget_bytes is not None and f[0] <= budget_bytes]
-    chosen = min(fitting, key=lambda f: (f[1], f[0]), default=lowest)
-    return plan_or_raise(step, chosen[2], planner="dtr", budget_bytes=budget_bytes)
+    tried = _narrowed(facts)
+    return best_plan(step, tried, planner="dtr", budget_bytes=budget_bytes)
 
 
-def _search(facts: _Facts, heuristic: Heuristic) -> list[tuple[int, float, Schedule]]:
-    """Peak, seconds and schedule of every run that worked, by narrowing the limit."""
+def _narrowed(facts: _Facts) -> list[Tried]:
+    """Every run that worked while the limit was narrowed down."""
     step = facts.step
     high = step.baseline_peak_bytes
     low = max((facts.least_bytes(i) for i in step.baseline), default=high) - 1
-    found = [(high, step.baseline_seconds, with_frees(step, step.baseline))]
+    found = [Tried.of(step, step.baseline)]
 
     def works(limit: int) -> bool:
-        sequence = _Cache(facts, limit, heuristic).run()
+        sequence = _Cache(facts, limit).run()
         if sequence is None:
             return False
-        schedule = with_frees(step, sequence)
-        timeline = simulate(step, schedule)
-        found.append((timeline.peak_bytes, timeline.seconds, schedule))
+        found.append(Tried.of(step, sequence))
         return True
 
     # A failure says nothing of lower limits, so look from below before bisecting.
@@ -103,12 +91,12 @@ def _search(facts: _Facts, heuristic: Heuristic) -> list[tuple[int, float, Sched
     for k in range(1, probes):
         limit = low + (high - low) * k // probes
         if works(limit):
-            low, high = low + (high - low) * (k - 1) // probes, found[-1][0]
+            low, high = low + (high - low) * (k - 1) // probes, found[-1].peak_bytes
             break
     while high - low > max(1, step.baseline_peak_bytes >> 10):
         middle = (low + high) // 2
         if works(middle):
-            high = min(middle, found[-1][0])
+            high = min(middle, found[-1].peak_bytes)
         else:
             low = middle
     return found
@@ -177,11 +165,11 @@ class _Facts:
 class _Cache:
     """One run of the step under a limit."""
 
-    def __init__(self, facts: _Facts, limit: int, heuristic: Heuristic) -> None:
+    def __init__(self, facts: _Facts, limit: int) -> None:
         self.facts = facts
         self.step = facts.step
         self.limit = limit
-        self.classes = _Classes(facts) if heuristic == "eq" else None
+        self.classes = _Classes(facts)
         self.alive = {s: None for s in self.step.resident}
         self.used = self.step.resident_bytes
         self.pins = [0] * len(self.step.storages)
@@ -237,8 +225,7 @@ class _Cache:
             if s not in self.alive:
                 self.alive[s] = None
                 self.used += sizes[s]
-                if self.classes:
-                    self.classes.remade(s)
+                self.classes.remade(s)
         for s in op.reads:
             self.pins[s] -= 1
         for s in (*op.reads, *op.writes):
@@ -264,7 +251,7 @@ class _Cache:
             weight = sizes[s] * (self.clock - self.accessed[s] + _TINY)
             score = facts.seconds[s] / weight
             # The neighbourhood can only raise the score.
-            if classes and score <= lowest:
+            if score <= lowest:
                 score += classes.neighbourhood_seconds(s) / weight
             if score < lowest or (score == lowest and s < chosen):
                 chosen, lowest = s, score
@@ -276,8 +263,7 @@ class _Cache:
     def _evict(self, s: int) -> None:
         del self.alive[s]
         self.used -= self.step.sizes[s]
-        if self.classes:
-            self.classes.evicted(s)
+        self.classes.evicted(s)
 
 
 class _Classes:

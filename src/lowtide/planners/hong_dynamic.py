@@ -21,11 +21,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from lowtide.planners._segments import (
-    best_plan,
+from lowtide.planners._chain.segments import (
     kept_sequences,
     ladder,
     num_levels,
+    plan_of_sequences,
     rich_chain,
 )
 from lowtide.step.graph import StepGraph
@@ -37,7 +37,7 @@ def plan(
 ) -> Plan:
     """The fastest plan of saved and rerun segments that fits, or that of least peak."""
     del time_limit
-    return best_plan(
+    return plan_of_sequences(
         step, _sequences, planner="hong_dynamic", budget_bytes=budget_bytes
     )
 

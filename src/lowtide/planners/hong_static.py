@@ -25,8 +25,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from lowtide.planners._chain import Bytes, Chain, chain_of
-from lowtide.planners._segments import best_plan, kept_sequences, ladder, num_levels
+from lowtide.planners._chain import Chain, chain_of
+from lowtide.planners._chain.lifetimes import Bytes
+from lowtide.planners._chain.segments import (
+    kept_sequences,
+    ladder,
+    num_levels,
+    plan_of_sequences,
+)
 from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan
 
@@ -38,7 +44,9 @@ def plan(
 ) -> Plan:
     """The fastest plan on a static-optimal path that fits, or that of least peak."""
     del time_limit
-    return best_plan(step, _sequences, planner="hong_static", budget_bytes=budget_bytes)
+    return plan_of_sequences(
+        step, _sequences, planner="hong_static", budget_bytes=budget_bytes
+    )
 
 
 def _sequences(step: StepGraph) -> Iterator[tuple[int, ...]]:

@@ -24,10 +24,8 @@ training with orchestration and memory optimization, MLSys 2023.
 
 The paper's simulation subtracts a chosen storage from its last forward use to its first
 backward use and does not see what recomputing it needs meanwhile, so a step that is
-said to fit may not. `simulation="paper"` (the default) stops at the paper's limit only
-if the exact simulator agrees, and goes on otherwise. `simulation="exact"` steers by the
-exact simulator as well: the next storage is the best of those that are held, unused,
-while the exact peak is reached.
+said to fit may not. The search stops at the paper's limit only if the exact simulator
+agrees, and goes on otherwise.
 
 Complexity: quadratic in the candidates, and one simulation for each of up to 150 of
 them.
@@ -35,19 +33,22 @@ them.
 Loses near its lowest peak: what is recomputed from what is recomputed is made again and
 again, and a choice that would run five times the step's ops ends the search. Loses too
 where storages must go together: it takes one at a time, never reconsiders, adds
-up seconds that recomputations share, and in its default form does not ask whether a
-storage is there at the peak at all.
+up seconds that recomputations share, and does not ask whether a storage is there at the
+peak at all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, NamedTuple
 
+import numpy as np
+
+from lowtide.planners._tried import Tried
 from lowtide.step.graph import StepGraph
-from lowtide.step.plan import Plan, Run, Schedule
+from lowtide.step.plan import Plan, Run
+from lowtide.step.remake import missing_cone
 from lowtide.step.schedule import (
     make_plan,
     must_keep,
@@ -55,17 +56,17 @@ from lowtide.step.schedule import (
     saved_by_baseline,
     with_frees,
 )
-from lowtide.step.simulate import LiveBytes, simulate
+from lowtide.step.simulate import simulate
 
-Simulation = Literal["paper", "exact"]
+# Up to this many choices are simulated one by one; of more, evenly spaced ones, and
+# then those around the best.
+_MOST_SIMULATED = 150
+# A choice that runs this many times the baseline's ops ends the search.
+_THRASHING = 5
 
 
 def plan(
-    step: StepGraph,
-    budget_bytes: int | None = None,
-    *,
-    time_limit: float = 10.0,
-    simulation: Simulation = "paper",
+    step: StepGraph, budget_bytes: int | None = None, *, time_limit: float = 10.0
 ) -> Plan:
     """The greedy's first plan under the budget, or its lowest peak."""
     del time_limit
@@ -76,59 +77,55 @@ def plan(
             planner="mu_two",
             budget_bytes=budget_bytes,
         )
-    points = list(_points(Profile(step), simulation))
+    choices = list(_choices(Profile(step)))
     if budget_bytes is not None:
-        promising = points
-        if simulation == "paper":
-            promising = [p for p in points if p.paper_bytes <= budget_bytes]
+        promising = [c for c in choices if c.paper_bytes <= budget_bytes]
         # The paper's simulation is no bound either way: if nothing that it lets pass
         # fits, the choices it holds back are looked at too.
-        for some in (promising, points):
-            fitting = _first_that_fits(some, budget_bytes)
+        for asked in (promising, choices):
+            fitting = _first_that_fits(asked, budget_bytes)
             if fitting is not None:
                 return make_plan(
-                    step, fitting.schedule, planner="mu_two", budget_bytes=budget_bytes
+                    step,
+                    with_frees(step, fitting.tried.sequence),
+                    planner="mu_two",
+                    budget_bytes=budget_bytes,
                 )
-    lowest = _lowest(points)
     return plan_or_raise(
-        step, lowest.schedule, planner="mu_two", budget_bytes=budget_bytes
+        step,
+        with_frees(step, _lowest(choices).tried.sequence),
+        planner="mu_two",
+        budget_bytes=budget_bytes,
     )
 
 
-# Up to this many choices are simulated one by one; of more, every so-manieth, and then
-# those around the best.
-_MOST_POINTS = 150
-# A choice that runs this many times the baseline's ops ends the search.
-_THRASHING = 5
-
-
-def _first_that_fits(points: Sequence[_Point], budget_bytes: int) -> _Point | None:
-    stride = -(-len(points) // _MOST_POINTS)
-    for start in range(0, len(points), stride or 1):
-        if points[start].is_thrashing:
+def _first_that_fits(choices: Sequence[_Choice], budget_bytes: int) -> _Choice | None:
+    stride = -(-len(choices) // _MOST_SIMULATED)
+    for start in range(0, len(choices), stride or 1):
+        if choices[start].is_thrashing:
             break
-        if points[start].exact.peak_bytes <= budget_bytes:
-            near = points[max(0, start - stride + 1) : start + 1]
-            return next(p for p in near if p.exact.peak_bytes <= budget_bytes)
+        if choices[start].tried.peak_bytes <= budget_bytes:
+            near = choices[max(0, start - stride + 1) : start + 1]
+            return next(c for c in near if c.tried.peak_bytes <= budget_bytes)
     return None
 
 
-def _lowest(points: Sequence[_Point]) -> _Point:
+def _lowest(choices: Sequence[_Choice]) -> _Choice:
     def rank(k: int) -> tuple[int, float]:
-        return points[k].exact[:2]
+        return choices[k].tried.peak_bytes, choices[k].tried.seconds
 
-    stride = -(-len(points) // _MOST_POINTS)
+    stride = -(-len(choices) // _MOST_SIMULATED)
     best = 0
-    for k in range(0, len(points), stride):
-        if points[k].is_thrashing:
+    for k in range(0, len(choices), stride):
+        if choices[k].is_thrashing:
             break
         best = min(best, k, key=rank)
-    near = range(max(0, best - stride + 1), min(len(points), best + stride))
-    return points[min((k for k in near if not points[k].is_thrashing), key=rank)]
+    near = range(max(0, best - stride + 1), min(len(choices), best + stride))
+    return choices[min((k for k in near if not choices[k].is_thrashing), key=rank)]
 
 
 @dataclass(slots=True)
-class Candidate:
+class Recomputable:
     """A storage that may be recomputed, with the paper's statistics.
 
     Accesses are positions in the baseline. `recompute_seconds` makes it once from its
@@ -170,12 +167,12 @@ class Profile:
         clock = [0.0]
         for number in step.baseline:
             clock.append(clock[-1] + step.ops[number].seconds)
-        self.candidates: dict[int, Candidate] = {}
+        self.recomputable: dict[int, Recomputable] = {}
         for s in sorted(self.saved - self.fixed):
             forward = max(p for p in accesses[s] if p <= place)
             backward = [p for p in accesses[s] if p > place]
             sources, seconds = self._sources(s)
-            self.candidates[s] = Candidate(
+            self.recomputable[s] = Recomputable(
                 s,
                 step.sizes[s],
                 forward,
@@ -189,35 +186,19 @@ class Profile:
 
     def _sources(self, storage: int) -> tuple[frozenset[int], float]:
         """The nearest kept storages it can be made from, and the seconds that takes."""
-        step = self.step
-        ops: set[int] = set()
-        sources: set[int] = set()
-        stack = [storage]
-        while stack:
-            number = step.remakers[stack.pop()]
-            if number in ops:
-                continue
-            ops.add(number)
-            for s in step.ops[number].reads:
-                if s in self.fixed or s in self.saved:
-                    sources.add(s)
-                else:
-                    stack.append(s)
-        return frozenset(sources), sum(step.ops[i].seconds for i in sorted(ops))
+        step, near = self.step, self.fixed | self.saved
+        ops = missing_cone(step, [storage], near - {storage})
+        sources = near.intersection(s for i in ops for s in step.ops[i].reads)
+        return sources, sum(step.ops[i].seconds for i in ops)
 
 
 @dataclass(frozen=True)
-class _Point:
-    """The greedy after some choices: the paper's peak, and the exact one on demand."""
+class _Choice:
+    """The greedy after some steps: the paper's peak, and the exact one on demand."""
 
     profile: Profile
     chosen: frozenset[int]
     paper_bytes: int
-
-    @property
-    def schedule(self) -> Schedule:
-        sequence = recompute_late(self.profile, self.chosen)
-        return with_frees(self.profile.step, sequence)
 
     @cached_property
     def is_thrashing(self) -> bool:
@@ -226,60 +207,27 @@ class _Point:
         return len(recompute_late(self.profile, self.chosen, most=most)) > most
 
     @cached_property
-    def exact(self) -> _Exact:
-        step, schedule = self.profile.step, self.schedule
-        timeline = simulate(step, schedule)
-        seen: set[int] = set()
-        for item in schedule[: timeline.peak_index + 1]:
-            if type(item) is Run and not step.ops[item.op].standby:
-                seen.add(item.op)
-        item = schedule[timeline.peak_index]
-        runs_again = type(item) is Run and item.op != step.baseline[len(seen) - 1]
-        place = min(len(seen) - 1 + runs_again, len(step.baseline) - 1)
-        return _Exact(timeline.peak_bytes, timeline.seconds, place)
+    def tried(self) -> Tried:
+        return Tried.of(self.profile.step, recompute_late(self.profile, self.chosen))
 
 
-class _Exact(NamedTuple):
-    """Peak, time, and the position of the baseline's op that runs or is served then."""
-
-    peak_bytes: int
-    seconds: float
-    peak_place: int
-
-
-def _points(profile: Profile, simulation: Simulation) -> Iterator[_Point]:
-    """The greedy's states, from nothing chosen to everything."""
-    remaining = {s: replace(c) for s, c in profile.candidates.items()}
-    chosen: dict[int, Candidate] = {}
+def _choices(profile: Profile) -> Iterator[_Choice]:
+    """The greedy's choices, from nothing recomputed to everything."""
+    remaining = {s: replace(c) for s, c in profile.recomputable.items()}
+    chosen: dict[int, Recomputable] = {}
     live = _baseline_live(profile.step)
-    point = _Point(profile, frozenset(), live.peak_bytes)
-    yield point
-    stride = -(-len(remaining) // _MOST_POINTS)
-    peak = 0
+    yield _Choice(profile, frozenset(), int(live.max()))
     while remaining:
-        pool: Iterable[Candidate] = remaining.values()
-        if simulation == "exact":
-            if len(chosen) % stride == 0:
-                if point.is_thrashing:
-                    return
-                peak = point.exact.peak_place
-            pool = [
-                c
-                for c in pool
-                if c.last_forward_access < peak < c.first_backward_access
-            ] or pool
-        best = max(pool, key=lambda c: (c.ratio, c.nbytes, -c.storage))
+        best = max(remaining.values(), key=lambda c: (c.ratio, c.nbytes, -c.storage))
         del remaining[best.storage]
         count = _update_chosen(chosen.values(), best)
         chosen[best.storage] = best
         _update_remaining(remaining.values(), best, count, chosen.values())
-        start, stop = best.last_forward_access + 1, best.first_backward_access
-        live.add(start, stop, -best.nbytes)
-        point = _Point(profile, frozenset(chosen), live.peak_bytes)
-        yield point
+        live[best.last_forward_access + 1 : best.first_backward_access] -= best.nbytes
+        yield _Choice(profile, frozenset(chosen), int(live.max()))
 
 
-def _update_chosen(chosen: Iterable[Candidate], best: Candidate) -> int:
+def _update_chosen(chosen: Iterable[Recomputable], best: Recomputable) -> int:
     """Let those made from `best` start at its sources; how often it is made (E)."""
     count = 1
     for other in chosen:
@@ -291,10 +239,10 @@ def _update_chosen(chosen: Iterable[Candidate], best: Candidate) -> int:
 
 
 def _update_remaining(
-    remaining: Iterable[Candidate],
-    best: Candidate,
+    remaining: Iterable[Recomputable],
+    best: Recomputable,
     count: int,
-    chosen: Iterable[Candidate],
+    chosen: Iterable[Recomputable],
 ) -> None:
     """Bring sources, seconds and counts of the open candidates up to date (F)."""
     for other in remaining:
@@ -310,12 +258,13 @@ def _update_remaining(
             other.total_seconds = count * other.recompute_seconds
 
 
-def _baseline_live(step: StepGraph) -> LiveBytes:
+def _baseline_live(step: StepGraph) -> np.ndarray:
     """Live bytes at each op of the baseline (what G starts from)."""
     schedule = with_frees(step, step.baseline)
     live = simulate(step, schedule).live_bytes
-    return LiveBytes(
-        [b for b, item in zip(live, schedule, strict=True) if type(item) is Run]
+    return np.array(
+        [b for b, item in zip(live, schedule, strict=True) if type(item) is Run],
+        np.int64,
     )
 
 
@@ -329,43 +278,23 @@ def recompute_late(
     `most` is broken off.
     """
     step = profile.step
-    held = profile.fixed.union(profile.saved) - chosen
-    until = {s: profile.candidates[s].last_backward_access for s in chosen}
-    alive: dict[int, int] = {}
+    alive = set(profile.fixed.union(profile.saved) - chosen)
+    until = {s: profile.recomputable[s].last_backward_access for s in chosen}
+    ending: dict[int, list[int]] = {}
+    for s, position in until.items():
+        ending.setdefault(position, []).append(s)
     sequence: list[int] = []
     for position, number in enumerate(step.baseline):
         op = step.ops[number]
         if position > profile.turn_place and op.opens < 0:
-            missing = [
-                s for s in op.reads if s in until and alive.get(s, -1) < position
-            ]
+            missing = [s for s in op.reads if s in until and s not in alive]
             if missing:
-                alive = {s: last for s, last in alive.items() if last >= position}
-                sequence += _cone(step, missing, held, alive)
+                sequence += missing_cone(step, missing, alive)
                 for s in missing:
-                    for made in step.ops[step.remakers[s]].writes:
-                        if made in until:
-                            alive[made] = until[made]
+                    writes = step.ops[step.remakers[s]].writes
+                    alive.update(w for w in writes if until.get(w, -1) >= position)
         sequence.append(number)
+        alive.difference_update(ending.get(position, ()))
         if len(sequence) > most:
             break
     return sequence
-
-
-def _cone(
-    step: StepGraph,
-    needed: Iterable[int],
-    held: frozenset[int],
-    alive: Mapping[int, int],
-) -> list[int]:
-    """Ops that make what is needed from what is there, in baseline order."""
-    ops: set[int] = set()
-    stack = list(needed)
-    while stack:
-        number = step.remakers[stack.pop()]
-        if number not in ops:
-            ops.add(number)
-            stack.extend(
-                s for s in step.ops[number].reads if s not in held and s not in alive
-            )
-    return sorted(ops)

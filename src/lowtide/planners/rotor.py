@@ -31,17 +31,19 @@ from lowtide.chains import (
     rotor,
     rotor_floor,
 )
-from lowtide.planners._chain import Chain, backward_bytes, chain_of
-from lowtide.planners._segments import (
+from lowtide.planners._chain import Chain, chain_of
+from lowtide.planners._chain.lifetimes import backward_bytes
+from lowtide.planners._chain.segments import (
     Candidate,
-    best_plan,
     ladder,
     num_levels,
+    plan_of_sequences,
     rich_chain,
 )
 from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan
-from lowtide.step.schedule import missing_cone, sequence_from_kept
+from lowtide.step.remake import missing_cone
+from lowtide.step.schedule import sequence_from_kept
 
 _MAX_CUTS = 41
 _NUM_CHAINS = 4
@@ -53,7 +55,9 @@ def plan(
 ) -> Plan:
     """The fastest plan of whole stages that fits, or that of least peak."""
     del time_limit
-    return best_plan(step, _sequences, planner="rotor", budget_bytes=budget_bytes)
+    return plan_of_sequences(
+        step, _sequences, planner="rotor", budget_bytes=budget_bytes
+    )
 
 
 def _sequences(step: StepGraph) -> Iterator[tuple[int, ...]]:
@@ -65,7 +69,7 @@ def _sequences(step: StepGraph) -> Iterator[tuple[int, ...]]:
     for candidate in flat:
         yield tuple(sequence_from_kept(step, candidate.choice.kept(fine)))
     for chain, limits in _limits(step, fine, flat):
-        base = int(backward_bytes(chain.lifetimes)[2].min())
+        base = int(backward_bytes(chain.lifetimes).lasting.min())
         stages = _stages(chain, base)
         low = rotor_floor(stages)
         for limit in dict.fromkeys(max(low, limit - base) for limit in limits):

@@ -8,13 +8,14 @@ the second into a schedule by freeing every storage after its last use.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from lowtide.errors import BudgetTooSmallError
 from lowtide.step.format import format_bytes
 from lowtide.step.graph import StepGraph
 from lowtide.step.names import KIND_NAMES, shortened
 from lowtide.step.plan import Free, Item, Plan, Proof, Run, Schedule
+from lowtide.step.remake import missing_cone, remaking
 from lowtide.step.simulate import simulate
 from lowtide.step.walk import Walk, walk
 
@@ -54,7 +55,7 @@ def walk_baseline(step: StepGraph) -> Walk:
 
 def must_keep(step: StepGraph) -> frozenset[int]:
     """Forward storages that a backward needs and that cannot be made again there."""
-    return frozenset(_missing(step, frozenset()))
+    return frozenset(_irreplaceable(step, ()))
 
 
 def saved_by_baseline(step: StepGraph) -> tuple[int, ...]:
@@ -86,8 +87,7 @@ def sequence_from_kept(step: StepGraph, kept: Collection[int]) -> list[int]:
     """The op sequence of `from_kept`."""
     if step.turn < 0:
         return list(step.baseline)
-    kept = frozenset(kept)
-    kept |= frozenset(_missing(step, kept))
+    kept = frozenset(kept).union(_irreplaceable(step, kept))
     sequence: list[int] = []
     alive = set(step.resident)
     turned = False
@@ -106,51 +106,36 @@ def sequence_from_kept(step: StepGraph, kept: Collection[int]) -> list[int]:
     return sequence
 
 
-def missing_cone(
-    step: StepGraph, needed: Iterable[int], alive: Collection[int]
-) -> list[int]:
-    """Ops that make the needed storages from what is alive, in baseline order.
-
-    Storages that cannot be made again are passed over: the caller keeps them.
-    """
-    cone: set[int] = set()
-    stack = [s for s in needed if s not in alive]
-    while stack:
-        number = step.remakers[stack.pop()]
-        if number < 0 or number in cone:
-            continue
-        cone.add(number)
-        stack.extend(s for s in step.ops[number].reads if s not in alive)
-    return sorted(cone)
-
-
-def _missing(step: StepGraph, kept: frozenset[int]) -> set[int]:
+def _irreplaceable(step: StepGraph, kept: Collection[int]) -> set[int]:
     """What the backward ops would miss although nothing can make it there."""
     if step.turn < 0:
         return set()
     alive = set(kept).union(step.resident, step.outputs)
     missing: set[int] = set()
-    seen: set[int] = set()
+    visited: set[int] = set()
     turned = False
     for number in step.baseline:
         op = step.ops[number]
         if turned:
-            stack = [(s, op.piece) for s in op.reads if s not in alive]
-            while stack:
-                s, piece = stack.pop()
-                again = step.remakers[s]
-                if again < 0 or step.ops[again].piece != piece:
-                    missing.add(s)
-                elif again not in seen:
-                    seen.add(again)
-                    stack.extend(
-                        (r, piece) for r in step.ops[again].reads if r not in alive
-                    )
+            maker_of = _makers_in(step, op.piece)
+            walk = remaking(step, op.reads, alive, maker_of=maker_of, visited=visited)
+            missing |= walk.lost
             alive.update(op.writes)
         elif number == step.turn:
             turned = True
             alive.update(op.writes)
     return missing
+
+
+def _makers_in(step: StepGraph, piece: int) -> Callable[[int], int]:
+    """What makes a storage again while only ops of one piece can run."""
+    ops, remakers = step.ops, step.remakers
+
+    def maker_of(storage: int) -> int:
+        maker = remakers[storage]
+        return maker if maker >= 0 and ops[maker].piece == piece else -1
+
+    return maker_of
 
 
 def crossing(step: StepGraph, sequence: Sequence[int]) -> tuple[int, ...]:

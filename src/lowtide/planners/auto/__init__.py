@@ -68,7 +68,8 @@ def plan(
         step: The step to plan.
         budget_bytes: What the peak may be, everything included.
         time_limit: Seconds of search within a budget. The same limit gives the same
-            plan. The lowest peak always takes a few seconds.
+            plan, whatever was planned before. The lowest peak always takes a few
+            seconds.
 
     Raises:
         BudgetTooSmallError: No plan found fits; the error says how low one gets.

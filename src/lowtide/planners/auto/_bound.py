@@ -23,7 +23,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lowtide.planners._linear import Program, solve
 from lowtide.planners.auto._problem import Problem
+from lowtide.step.remake import remaking
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,26 +37,6 @@ class Bound:
     alive: tuple[frozenset[int], ...] = ()
 
 
-class _Rows:
-    """A linear program under construction, row by row."""
-
-    def __init__(self) -> None:
-        self.starts: list[int] = [0]
-        self.columns: list[int] = []
-        self.values: list[float] = []
-        self.low: list[float] = []
-        self.high: list[float] = []
-
-    def add(
-        self, columns: list[int], values: list[float], low: float, high: float
-    ) -> None:
-        self.columns.extend(columns)
-        self.values.extend(values)
-        self.starts.append(len(self.columns))
-        self.low.append(low)
-        self.high.append(high)
-
-
 class Relaxation:
     """The linear program for one step, budget and list of moments."""
 
@@ -64,14 +46,11 @@ class Relaxation:
         self.count = len(problem.step.ops)
         self.width = len(problem.size)
         self.intervals = len(moments) + 1
-        total = self.intervals * self.count + len(moments) * self.width
-        self.lower = np.zeros(total)
-        self.upper = np.ones(total)
-        self.cost = np.zeros(total)
-        self.cost[: self.intervals * self.count] = np.tile(
-            problem.seconds_array, self.intervals
-        )
-        self.rows = _Rows()
+        self.scale = 1.0 / max(problem.step.baseline_seconds, 1e-30)
+        self.program = Program()
+        seconds: list[float] = (problem.seconds_array * self.scale).tolist()
+        self.program.columns(seconds * self.intervals)
+        self.program.columns([0.0] * (len(moments) * self.width))
         self.producers = problem.step.producers
         self._fix_residents()
         self._once()
@@ -91,8 +70,8 @@ class Relaxation:
             if home < len(self.moments) and number == self.moments[home]:
                 home += 1
             for j in range(home):
-                self.upper[self.ran(number, j)] = 0.0
-            self.lower[self.ran(number, home)] = 1.0
+                self.program.upper[self.ran(number, j)] = 0.0
+            self.program.lower[self.ran(number, home)] = 1.0
 
     def ran(self, op: int, interval: int) -> int:
         """Column: the op runs in the interval."""
@@ -105,7 +84,7 @@ class Relaxation:
     def _fix_residents(self) -> None:
         for s in self.problem.step.resident:
             for j in range(len(self.moments)):
-                self.upper[self.alive(s, j)] = 0.0
+                self.program.upper[self.alive(s, j)] = 0.0
 
     def _once(self) -> None:
         problem = self.problem
@@ -114,10 +93,10 @@ class Relaxation:
                 continue
             if problem.step.ops[number].standby:
                 for j in range(self.intervals):
-                    self.upper[self.ran(number, j)] = 0.0
+                    self.program.upper[self.ran(number, j)] = 0.0
                 continue
-            columns = [self.ran(number, j) for j in range(self.intervals)]
-            self.rows.add(columns, [1.0] * len(columns), 1.0, np.inf)
+            ran = {self.ran(number, j): 1.0 for j in range(self.intervals)}
+            self.program.row(1.0, np.inf, ran)
             for j, moment in enumerate(self.moments):
                 if not problem.once[moment]:
                     continue
@@ -125,23 +104,20 @@ class Relaxation:
                 before = number < moment
                 for i in range(self.intervals):
                     if (i > j) if before else (i <= j):
-                        self.upper[self.ran(number, i)] = 0.0
+                        self.program.upper[self.ran(number, i)] = 0.0
 
     def _inputs(self, j: int) -> None:
         """What runs in interval j has its inputs from its start or from within."""
         problem = self.problem
         for number in range(self.count):
             for s in problem.reads[number]:
-                columns = [self.ran(number, j)]
-                values = [1.0]
+                terms = {self.ran(number, j): 1.0}
                 for maker in self.producers[s]:
                     if maker != number:
-                        columns.append(self.ran(maker, j))
-                        values.append(-1.0)
+                        terms[self.ran(maker, j)] = -1.0
                 if j > 0:
-                    columns.append(self.alive(s, j - 1))
-                    values.append(-1.0)
-                self.rows.add(columns, values, -np.inf, 0.0)
+                    terms[self.alive(s, j - 1)] = -1.0
+                self.program.row(-np.inf, 0.0, terms)
 
     def _moment(self, j: int) -> None:
         """The memory at moment j, and where what is alive there comes from."""
@@ -149,24 +125,25 @@ class Relaxation:
         for s in range(self.width):
             if problem.step.storages[s].resident:
                 continue
-            columns, values = [self.alive(s, j)], [1.0]
+            terms = {self.alive(s, j): 1.0}
             for maker in self.producers[s]:
-                columns.append(self.ran(maker, j))
-                values.append(-1.0)
+                terms[self.ran(maker, j)] = -1.0
             if j > 0:
-                columns.append(self.alive(s, j - 1))
-                values.append(-1.0)
-            self.rows.add(columns, values, -np.inf, 0.0)
+                terms[self.alive(s, j - 1)] = -1.0
+            self.program.row(-np.inf, 0.0, terms)
         for s in problem.reads[moment]:
-            self.lower[self.alive(s, j)] = 1.0
+            self.program.lower[self.alive(s, j)] = 1.0
         for i in range(j + 1):
-            self.upper[self.ran(moment, i)] = 0.0
-        self.lower[self.ran(moment, j + 1)] = 1.0
-        columns = [self.alive(s, j) for s in range(self.width) if problem.size[s] > 0]
-        values = [problem.size[s] for s in range(self.width) if problem.size[s] > 0]
+            self.program.upper[self.ran(moment, i)] = 0.0
+        self.program.lower[self.ran(moment, j + 1)] = 1.0
         room = self.room - float(problem.write_bytes[moment])
         scale = 1.0 / max(1.0, self.room)
-        self.rows.add(columns, [v * scale for v in values], -np.inf, room * scale)
+        held = {
+            self.alive(s, j): nbytes * scale
+            for s, nbytes in enumerate(problem.size)
+            if nbytes > 0
+        }
+        self.program.row(-np.inf, room * scale, held)
 
     def _outputs(self) -> None:
         problem = self.problem
@@ -175,63 +152,37 @@ class Relaxation:
                 continue
             makers = self.producers[s]
             last = len(self.moments) - 1
-            columns = [self.ran(m, last + 1) for m in makers]
-            values = [1.0] * len(columns)
+            terms = {self.ran(m, last + 1): 1.0 for m in makers}
             if last >= 0:
-                columns.append(self.alive(s, last))
-                values.append(1.0)
-            self.rows.add(columns, values, 1.0, np.inf)
+                terms[self.alive(s, last)] = 1.0
+            self.program.row(1.0, np.inf, terms)
             for j in range(len(self.moments)):
                 # Once made, it is there at every later moment.
-                for m in makers:
-                    self.rows.add(
-                        [self.alive(s, j), self.ran(m, j)], [1.0, -1.0], 0.0, np.inf
-                    )
+                earlier = [self.ran(m, j) for m in makers]
                 if j > 0:
-                    self.rows.add(
-                        [self.alive(s, j), self.alive(s, j - 1)],
-                        [1.0, -1.0],
-                        0.0,
-                        np.inf,
-                    )
+                    earlier.append(self.alive(s, j - 1))
+                for column in earlier:
+                    self.program.row(0.0, np.inf, {self.alive(s, j): 1.0, column: -1.0})
 
     def solve(self, time_limit: float) -> Bound:
         """The least time, or what is known of it."""
-        if np.any(self.lower > self.upper):
+        if self.program.is_contradictory():
             return Bound(np.inf, True)
-        import highspy
-
-        highs = highspy.Highs()
-        highs.setOptionValue("output_flag", False)
-        highs.setOptionValue("threads", 1)
-        highs.setOptionValue("time_limit", time_limit)
-        model = highspy.HighsLp()
-        scale = 1.0 / max(self.problem.step.baseline_seconds, 1e-30)
-        rows = self.rows
-        model.num_col_, model.num_row_ = len(self.cost), len(rows.low)
-        model.col_cost_ = self.cost * scale
-        model.col_lower_, model.col_upper_ = self.lower, self.upper
-        model.row_lower_, model.row_upper_ = np.array(rows.low), np.array(rows.high)
-        model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-        model.a_matrix_.start_ = np.array(rows.starts)
-        model.a_matrix_.index_ = np.array(rows.columns)
-        model.a_matrix_.value_ = np.array(rows.values)
-        highs.passModel(model)
-        highs.run()
-        iterations = highs.getInfo().simplex_iteration_count
-        self.problem.units += 4.0 * len(rows.low) + 15.0 * max(0, iterations)
-        status = highs.getModelStatus()
-        if status == highspy.HighsModelStatus.kInfeasible:
+        answer = solve(self.program, time_limit=time_limit, relaxed=True)
+        rows = len(self.program.row_lower)
+        self.problem.units += 4.0 * rows + 15.0 * answer.iterations
+        if answer.is_infeasible:
             return Bound(np.inf, True)
-        if status != highspy.HighsModelStatus.kOptimal:
+        if not answer.is_optimal:
             return Bound(0.0, False)
-        values = highs.getSolution().col_value
         alive = tuple(
-            frozenset(s for s in range(self.width) if values[self.alive(s, j)] > 0.5)
+            frozenset(
+                s for s in range(self.width) if answer.values[self.alive(s, j)] > 0.5
+            )
             for j in range(len(self.moments))
         )
         # The solver's tolerance is 1e-7 on scaled numbers.
-        return Bound(highs.getObjectiveValue() / scale * (1 - 1e-5), True, alive)
+        return Bound(answer.bound / self.scale * (1 - 1e-5), True, alive)
 
 
 def bound_seconds(
@@ -251,26 +202,19 @@ def bound_seconds(
 def must_run(problem: Problem) -> frozenset[int]:
     """Ops that every schedule runs: for their effect, or as only makers."""
     producers = problem.step.producers
-    found = {i for i in problem.baseline if problem.once[i]}
+    effects = {i for i in problem.baseline if problem.once[i]}
     for s in problem.step.outputs:
         if len(producers[s]) == 1:
-            found.add(producers[s][0])
-    return frozenset(found | _ancestors_of_all(problem, found))
+            effects.add(producers[s][0])
+    return frozenset(effects | _ancestors(problem, effects))
 
 
 def ancestors(problem: Problem, number: int) -> set[int]:
     """Ops that have run before this op runs for the first time, in any schedule."""
-    return _ancestors_of_all(problem, {number})
+    return _ancestors(problem, {number})
 
 
-def _ancestors_of_all(problem: Problem, numbers: set[int]) -> set[int]:
-    producers = problem.step.producers
-    found: set[int] = set()
-    stack = list(numbers)
-    while stack:
-        for s in problem.reads[stack.pop()]:
-            makers = producers[s]
-            if len(makers) == 1 and makers[0] not in found:
-                found.add(makers[0])
-                stack.append(makers[0])
-    return found
+def _ancestors(problem: Problem, numbers: set[int]) -> set[int]:
+    step = problem.step
+    read = {s for number in numbers for s in step.ops[number].reads}
+    return set(remaking(step, read, problem.residents, maker_of=problem.only_maker).ops)

@@ -12,20 +12,50 @@ structures consistent would.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from lowtide.planners.auto._problem import Problem
 
 
+class Change(NamedTuple):
+    """Bytes added to what is alive from `start` up to `stop`; negative if freed."""
+
+    start: int
+    stop: int
+    nbytes: float
+
+
+class Accesses(NamedTuple):
+    """The accesses of all storages, as lists: fast to bisect from Python.
+
+    Those of storage s are `at[k]` for `first[s] <= k < first[s + 1]`, in order of
+    position; `made[k]` tells a write from a read.
+    """
+
+    at: list[int]
+    made: list[bool]
+    first: list[int]
+
+
+class Gaps(NamedTuple):
+    """Stretches over which a storage is only held, from one access to the next.
+
+    `made` says whether the first of the two is a write.
+    """
+
+    storage: np.ndarray
+    start: np.ndarray
+    stop: np.ndarray
+    made: np.ndarray
+
+
 class Draft:
     """A sequence and, for each of its positions, the live bytes.
 
     `carry[p]` is what is alive just before the op at p runs, `live[p]` while it runs.
-    The accesses of storage s are `at[k]` for `first[s] <= k < first[s + 1]`, in order
-    of position; `made[k]` tells a write from a read.
     """
 
     def __init__(self, problem: Problem, sequence: Sequence[int] | np.ndarray) -> None:
@@ -41,7 +71,7 @@ class Draft:
             self._build()
         self.seconds = float(problem.seconds_array[self.sequence].sum())
         self.peak_bytes = float(self.live.max()) if self.live.size else 0.0
-        self._lists: tuple[list[int], list[int], list[int]] | None = None
+        self._accesses: Accesses | None = None
         self._pieces: list[int] | None = None
         self._ops: list[int] | None = None
 
@@ -107,23 +137,20 @@ class Draft:
             self._pieces = self.problem.pieces_along(self.ops)
         return self._pieces
 
-    def accesses(self) -> tuple[list[int], list[int], list[int]]:
-        """`at`, `made` and `first` as lists: fast to bisect from Python."""
-        if self._lists is None:
+    def accesses(self) -> Accesses:
+        """Who reads and writes what, where."""
+        if self._accesses is None:
             count = len(self.problem.size)
             first = np.searchsorted(self._storage, np.arange(count + 1))
-            self._lists = (self._at.tolist(), self._made.tolist(), first.tolist())
-        return self._lists
+            self._accesses = Accesses(
+                self._at.tolist(), self._made.tolist(), first.tolist()
+            )
+        return self._accesses
 
-    def find(self, storage: int, position: int) -> int:
-        """Index of the first access of a storage at or after a position."""
-        at, _, first = self.accesses()
-        return bisect_left(at, position, first[storage], first[storage + 1])
-
-    def gaps(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Stretches over which a storage is only held: storage, from, to, from_made."""
+    def gaps(self) -> Gaps:
+        """Where storages are held without being used."""
         wide = self.gap_stop - self.gap_start > 1
-        return (
+        return Gaps(
             self.gap_storage[wide],
             self.gap_start[wide],
             self.gap_stop[wide],

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from lowtide.planners.auto._draft import Draft
+from lowtide.planners.auto._draft import Change, Draft
 
 
 @dataclass(slots=True)
@@ -24,7 +25,7 @@ class Eviction:
     cone: list[int]
     seconds: float
     gain: float
-    changes: list[tuple[int, int, float]]
+    changes: list[Change]
     needs: list[int]
     frees: list[int]
     inserted: float
@@ -32,6 +33,15 @@ class Eviction:
     @property
     def score(self) -> float:
         return self.gain / self.seconds
+
+
+class Candidates(NamedTuple):
+    """Gaps that may be worth an eviction; `bound` is the most that its score can be."""
+
+    storage: np.ndarray
+    start: np.ndarray
+    stop: np.ndarray
+    bound: np.ndarray
 
 
 class Evictor:
@@ -53,8 +63,8 @@ class Evictor:
         """Bytes above the budget, summed over positions."""
         return float(np.maximum(self.live - self.budget, 0.0).sum())
 
-    def candidates(self) -> tuple[np.ndarray, ...]:
-        """Gaps over the budget, best first: storage, from, to, bound on the gain."""
+    def candidates(self) -> Candidates:
+        """The gaps over the budget, best first."""
         storage, start, stop, made = self.draft.gaps()
         over = np.maximum(self.live - self.budget, 0.0)
         area = np.concatenate(([0.0], np.cumsum(over)))
@@ -69,7 +79,9 @@ class Evictor:
         # Nothing may have to run twice if nobody reads the storage before the gap.
         seconds = np.where(made, 0.3 * seconds, seconds) + self.problem.tiny_seconds
         order = np.argsort(-bound / seconds, kind="stable")
-        return storage[order], start[order], stop[order], (bound / seconds)[order]
+        return Candidates(
+            storage[order], start[order], stop[order], (bound / seconds)[order]
+        )
 
     def evaluate(
         self, storage: int, start: int, stop: int, rate: float
@@ -102,7 +114,7 @@ class _Cone:
         self.evictor, self.position, self.rate = evictor, position, rate
         self.live = evictor.live.copy()
         self.low = position
-        self.changes: list[tuple[int, int, float]] = []
+        self.changes: list[Change] = []
         self.ops: list[int] = []
         self.chosen: set[int] = set()
         self.fresh: set[int] = set()
@@ -115,7 +127,7 @@ class _Cone:
     def shift(self, start: int, stop: int, nbytes: float) -> None:
         if start < stop:
             self.live[start:stop] += nbytes
-            self.changes.append((start, stop, nbytes))
+            self.changes.append(Change(start, stop, nbytes))
             self.low = min(self.low, start)
 
     def remake(self, storage: int) -> bool:

@@ -10,6 +10,7 @@ grows exponentially with the storages that are worth holding: for some dozens of
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from lowtide.planners.auto._effort import Effort
@@ -178,9 +179,9 @@ class ExactSearch:
         return found
 
 
-def _mask(storages: object) -> int:
+def _mask(storages: Iterable[int]) -> int:
     mask = 0
-    for s in storages:  # type: ignore[attr-defined]
+    for s in storages:
         mask |= 1 << s
     return mask
 

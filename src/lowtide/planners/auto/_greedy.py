@@ -94,7 +94,7 @@ def _compatible(
         if freed.intersection(e.frees) or needed.intersection(e.frees):
             continue
         live = evictor.live
-        low = min((c[0] for c in e.changes), default=e.position)
+        low = min((c.start for c in e.changes), default=e.position)
         after = live[low : e.position].copy()
         for a, b, nbytes in e.changes:
             after[a - low : b - low] += nbytes

@@ -16,6 +16,7 @@ from lowtide.planners.auto._bound import Relaxation
 from lowtide.planners.auto._draft import Draft
 from lowtide.planners.auto._effort import Effort
 from lowtide.planners.auto._problem import Problem
+from lowtide.step.remake import remaking
 
 
 def guided(
@@ -76,45 +77,20 @@ def forgetting(
 ) -> Draft:
     """The baseline that at each moment forgets what is not in its set."""
     keep = dict(zip(moments, alive, strict=True))
-    there: set[int] = set()
+    ops = problem.step.ops
+    always = problem.residents.union(problem.step.outputs)
+    there = set(problem.residents)
     sequence: list[int] = []
-    pieces = iter(problem.pieces_along(problem.baseline))
-    for number in problem.baseline:
-        piece = next(pieces)
+    pieces = problem.pieces_along(problem.baseline)
+    for number, piece in zip(problem.baseline, pieces, strict=True):
         if number in keep:
-            held = keep[number]
-            there = {s for s in there if s in held or problem.held[s]}
-        for again in _missing(problem, number, there, piece):
+            there &= keep[number] | always
+        maker_of = problem.makers_in(piece)
+        missing = remaking(problem.step, ops[number].reads, there, maker_of=maker_of)
+        # What cannot be made again here was held all along: in a sequence, not making
+        # a storage again is the same as keeping it.
+        there |= missing.lost
+        for again in (*missing.ops, number):
             sequence.append(again)
-            there.update(problem.writes[again])
-        sequence.append(number)
-        there.update(problem.writes[number])
+            there.update(ops[again].writes)
     return Draft(problem, sequence)
-
-
-def _missing(problem: Problem, number: int, there: set[int], piece: int) -> list[int]:
-    """Ops that make what an op misses, inputs first.
-
-    What cannot be made again here was held all along: in a sequence, not making a
-    storage again is the same as keeping it.
-    """
-    cone: list[int] = []
-    seen: set[int] = set()
-    stack = [(s, False) for s in reversed(problem.reads[number]) if s not in there]
-    while stack:
-        s, is_ready = stack.pop()
-        maker = problem.remaker[s]
-        if maker < 0 or problem.piece[maker] != piece:
-            there.add(s)
-            continue
-        if is_ready:
-            cone.append(maker)
-            continue
-        if maker in seen:
-            continue
-        seen.add(maker)
-        stack.append((s, True))
-        stack.extend(
-            (r, False) for r in reversed(problem.reads[maker]) if r not in there
-        )
-    return cone

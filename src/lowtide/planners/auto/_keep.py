@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lowtide.planners.auto._draft import Draft
+from lowtide.planners.auto._draft import Change, Draft
 from lowtide.planners.auto._effort import Effort
 
 
@@ -21,15 +21,15 @@ class Removal:
 
     positions: list[int]
     seconds: float
-    changes: list[tuple[int, int, float]]
+    changes: list[Change]
 
     @property
     def low(self) -> int:
-        return min(c[0] for c in self.changes) if self.changes else 0
+        return min(c.start for c in self.changes) if self.changes else 0
 
     @property
     def high(self) -> int:
-        return max(c[1] for c in self.changes) if self.changes else 0
+        return max(c.stop for c in self.changes) if self.changes else 0
 
     def added(self) -> float:
         """Byte-positions that the removal adds, less those it frees."""
@@ -70,7 +70,8 @@ class Remover:
             gone.add(q)
             removal.positions.append(q)
             removal.seconds += problem.seconds[ops[q]]
-            removal.changes.append((q, q + 1, -float(problem.write_bytes[ops[q]])))
+            freed = -float(problem.write_bytes[ops[q]])
+            removal.changes.append(Change(q, q + 1, freed))
             if q == position:
                 for s in problem.writes[ops[q]]:
                     self._live_on(s, q, removal)
@@ -85,7 +86,8 @@ class Remover:
         if k + 1 >= self.first[storage + 1] or self.made[k + 1]:
             return
         last = self.at[k - 1]
-        removal.changes.append((last + 1, position + 1, self.problem.size[storage]))
+        nbytes = self.problem.size[storage]
+        removal.changes.append(Change(last + 1, position + 1, nbytes))
 
     def _unread(
         self,
@@ -111,7 +113,7 @@ class Remover:
             before -= 1
         end = self.at[following - 1]
         removal.changes.append(
-            (self.at[before] + 1, end + 1, -self.problem.size[storage])
+            Change(self.at[before] + 1, end + 1, -self.problem.size[storage])
         )
         maker = self.at[before]
         if not self.made[before] or maker in gone:

@@ -1,7 +1,7 @@
 """A better order of the baseline: outputs made as late as is worth it.
 
 An output of the step, such as a weight's gradient, lives from its making to the end. An
-op that makes one from less bytes than it writes is better run last: its inputs wait
+op that makes one from fewer bytes than it writes is better run last: its inputs wait
 instead of its output. At small batches this decides the floor.
 """
 

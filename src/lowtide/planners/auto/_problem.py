@@ -6,7 +6,7 @@ search depends on them. Bytes are floats: whole numbers up to 2**53 stay exact.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -51,6 +51,7 @@ class Problem:
         self.held: list[bool] = [False] * len(step.storages)
         for s in step.outputs:
             self.held[s] = True
+        self.residents = frozenset(step.resident)
         self.resident_bytes = float(step.resident_bytes)
         self.has_one_piece = len({r.piece for r in step.regions}) == 1
         self.baseline: list[int] = list(step.baseline)
@@ -118,6 +119,21 @@ class Problem:
             np.array(codes, dtype=np.int64),
         )
 
+    def only_maker(self, storage: int) -> int:
+        """The op that makes a storage in every schedule, or -1 if several could."""
+        makers = self.step.producers[storage]
+        return makers[0] if len(makers) == 1 else -1
+
+    def makers_in(self, piece: int) -> Callable[[int], int]:
+        """What makes a storage again while only ops of one piece can run."""
+        remaker, pieces = self.remaker, self.piece
+
+        def maker_of(storage: int) -> int:
+            maker = remaker[storage]
+            return maker if maker >= 0 and pieces[maker] == piece else -1
+
+        return maker_of
+
     def pieces_along(self, sequence: Sequence[int]) -> list[int]:
         """For each position, the piece whose ops may be inserted before it."""
         regions = self.step.regions
@@ -130,7 +146,3 @@ class Problem:
             if self.opens[number] >= 0:
                 now = regions[self.opens[number]].piece
         return pieces
-
-    def seconds_of(self, sequence: Sequence[int]) -> float:
-        """Time of a sequence."""
-        return sum(map(self.seconds.__getitem__, sequence))

@@ -10,6 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from lowtide.errors import BudgetTooSmallError
+from lowtide.planners._memory import recall
 from lowtide.planners.auto._bound import ancestors, bound_seconds, must_run
 from lowtide.planners.auto._draft import Draft
 from lowtide.planners.auto._effort import Effort
@@ -41,9 +42,6 @@ MOST_STATES = 100_000
 # A plan this near its bound, as a share of the baseline's time, is not improved.
 CLOSE_ENOUGH = 2e-4
 
-# Where a step carries the sequences found for it, by budget.
-_KNOWN = "_planned_by_auto"
-_LOWEST = "_lowest_by_auto"
 # The floor is asked for by error messages and sweeps: nobody should wait long for it.
 FLOOR_SECONDS = 12.0
 
@@ -100,26 +98,18 @@ class Search:
         return min(fitting, key=lambda d: (d.seconds, d.peak_bytes), default=None)
 
     def lowest(self) -> Plan:
-        """The plan with the lowest peak, looked for once per step object."""
+        """The plan with the lowest peak found."""
         stopped = "search"
-        found: tuple[int, ...] | None = self.step.__dict__.get(_LOWEST)
-        if found is not None:
-            self.offer(Draft(self.problem, found))
-        else:
-            try:
-                with self.effort.section(0.5):
-                    self.sink()
-                self.others(None)
-                self._sink_from_others()
-                self._sink_exactly()
-            except KeyboardInterrupt:
-                stopped = "interrupted"
-        self._recall()
+        try:
+            with self.effort.section(0.5):
+                self.sink()
+            self.others(None)
+            self._sink_from_others()
+            self._sink_exactly()
+        except KeyboardInterrupt:
+            stopped = "interrupted"
         draft = min(self.drafts, key=lambda d: (d.peak_bytes, d.seconds))
-        if found is None:
-            draft = raise_up(draft, draft.peak_bytes, self.effort)
-        if stopped != "interrupted":
-            self.step.__dict__[_LOWEST] = tuple(draft.ops)
+        draft = raise_up(draft, draft.peak_bytes, self.effort)
         return self._plan(draft, None, self._why(stopped))
 
     def fastest(self, budget_bytes: int) -> Plan:
@@ -132,7 +122,6 @@ class Search:
             if self.best() is None:
                 raise
             stopped = "interrupted"
-        self._remember()
         draft = self.best()
         if draft is None:
             floor = lowest(self.step)
@@ -140,23 +129,6 @@ class Search:
                 budget_bytes, floor.peak_bytes, blame(self.step, floor.schedule)
             )
         return self._plan(draft, budget_bytes, self._why(stopped))
-
-    def _remember(self) -> None:
-        """Exchange results with earlier searches on the same step object.
-
-        Separate calls with rising budgets then never rise in time.
-        """
-        self._recall()
-        best = self.best() or min(self.drafts, key=lambda d: d.peak_bytes)
-        self._known[int(max(self.budget, best.peak_bytes))] = tuple(best.ops)
-
-    @property
-    def _known(self) -> dict[int, tuple[int, ...]]:
-        return self.step.__dict__.setdefault(_KNOWN, {})
-
-    def _recall(self) -> None:
-        for budget in sorted(self._known):
-            self.offer(Draft(self.problem, self._known[budget]))
 
     def along(self, budgets: Sequence[int]) -> list[Plan | None]:
         """The fastest plan for each budget, None where none was found to fit.
@@ -237,8 +209,6 @@ class Search:
         with self.effort.section(0.6):
             self.begin()
         self.others(budget_bytes)
-        if self.best() is None:
-            self._recall()
         if self.best() is None:
             self._insist()
         if self.best() is None:
@@ -461,5 +431,10 @@ def _gap(bound: float, seconds: float) -> float:
 
 
 def lowest(step: StepGraph) -> Plan:
-    """The plan with the lowest peak that a few seconds find."""
-    return Search(step, FLOOR_SECONDS).lowest()
+    """The plan with the lowest peak found in a few seconds, once for each step."""
+    return recall(
+        step,
+        "the lowest peak of auto",
+        lambda: Search(step, FLOOR_SECONDS).lowest(),
+        is_final=lambda plan: plan.proof.stopped_by != "interrupted",
+    )

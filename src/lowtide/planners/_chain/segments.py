@@ -2,10 +2,10 @@
 
 The methods of Chen and of Hong choose where to cut; all of them then save some segments
 and run others again. `least_peak` and `least_seconds` are the exact choices under the
-tables of a chain, for given cuts or over all of them; `best_plan` simulates what they
-propose, for a fixed ladder of budgets, and answers from what really fits. The ladder
-does not depend on the budget asked for: so a larger budget never gives a slower plan,
-and the lowest peak of all is the true least of the family.
+tables of a chain, for given cuts or over all of them; `plan_of_sequences` simulates
+what they propose, for a fixed ladder of budgets, and answers from what really fits. The
+ladder does not depend on the budget asked for, so a larger budget never gives a slower
+plan.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from weakref import ref
 
 import numpy as np
 
 from lowtide.planners._chain import Chain, chain_of
+from lowtide.planners._memory import recall
+from lowtide.planners._tried import Tried, best_plan
 from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan
-from lowtide.step.schedule import plan_or_raise, sequence_from_kept, with_frees
-from lowtide.step.simulate import simulate
+from lowtide.step.schedule import sequence_from_kept
 
 _MAX_LABELS = 32
 _FEW_LABELS = 20
@@ -238,7 +238,7 @@ def kept_sequences(
         yield tuple(sequence_from_kept(step, kept))
 
 
-def best_plan(
+def plan_of_sequences(
     step: StepGraph,
     sequences: Callable[[StepGraph], Iterable[tuple[int, ...]]],
     *,
@@ -248,52 +248,18 @@ def best_plan(
     """The fastest of the sequences that fits; that of least peak without a budget.
 
     Running everything once is always among them. Sequences do not depend on the budget,
-    so they are remembered as long as the step is.
+    so they are simulated once per step.
     """
+
+    def simulated() -> list[Tried]:
+        distinct = dict.fromkeys((step.baseline, *sequences(step)))
+        return [Tried.of(step, sequence) for sequence in distinct]
+
     if budget_bytes is not None and step.baseline_peak_bytes <= budget_bytes:
-        chosen = step.baseline
+        tried = [Tried.of(step, step.baseline)]
     else:
-        chosen = _pick(_tried(step, sequences, planner), budget_bytes).sequence
-    return plan_or_raise(
-        step, with_frees(step, chosen), planner=planner, budget_bytes=budget_bytes
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Tried:
-    """A sequence and what simulating it said."""
-
-    peak_bytes: int
-    seconds: float
-    sequence: tuple[int, ...]
-
-
-_remembered: dict[tuple[str, int], tuple[ref[StepGraph], list[_Tried]]] = {}
-
-
-def _tried(
-    step: StepGraph,
-    sequences: Callable[[StepGraph], Iterable[tuple[int, ...]]],
-    planner: str,
-) -> list[_Tried]:
-    key = planner, id(step)
-    if key in _remembered and _remembered[key][0]() is step:
-        return _remembered[key][1]
-    tried: list[_Tried] = []
-    for sequence in dict.fromkeys((step.baseline, *sequences(step))):
-        timeline = simulate(step, with_frees(step, sequence))
-        tried.append(_Tried(timeline.peak_bytes, timeline.seconds, sequence))
-    _remembered[key] = (ref(step, lambda _: _remembered.pop(key, None)), tried)
-    return tried
-
-
-def _pick(tried: Sequence[_Tried], budget_bytes: int | None) -> _Tried:
-    """The fastest that fits, or that of least peak if none does or none need."""
-    if budget_bytes is not None:
-        fits = [t for t in tried if t.peak_bytes <= budget_bytes]
-        if fits:
-            return min(fits, key=lambda t: (t.seconds, t.peak_bytes))
-    return min(tried, key=lambda t: (t.peak_bytes, t.seconds))
+        tried = recall(step, planner, simulated)
+    return best_plan(step, tried, planner=planner, budget_bytes=budget_bytes)
 
 
 def _front(candidates: Iterable[Candidate]) -> list[Candidate]:

@@ -75,20 +75,15 @@ class Aside:
 Parts = dict[tuple[int, int], Segment]
 
 
-def divide(
-    edges: tuple[tuple[int, int], ...],
-    inner_bytes: tuple[int, ...],
-    *,
-    extended: bool = True,
-) -> Segment:
+def divide(edges: tuple[tuple[int, int], ...], inner_bytes: tuple[int, ...]) -> Segment:
     """The division tree of a graph whose edges go from lower to higher numbers.
 
-    Vertex 0 is the source, the highest one the target. With `extended`, rigid segments
-    carry the groups and the aside division that the paper does not have.
+    Vertex 0 is the source, the highest one the target. The groups and the aside
+    division of rigid segments are not in the paper.
     """
     target = len(inner_bytes) - 1
     parts: Parts = {e: Segment("edge", *e) for e in edges}
-    return _Divider(inner_bytes, extended).divide(_reduce(parts, inner_bytes), target)
+    return _Divider(inner_bytes).divide(_reduce(parts, inner_bytes), target)
 
 
 def in_line(
@@ -142,9 +137,8 @@ def _reduce(parts: Parts, inner_bytes: tuple[int, ...]) -> Parts:
 
 
 class _Divider:
-    def __init__(self, inner_bytes: tuple[int, ...], extended: bool) -> None:
+    def __init__(self, inner_bytes: tuple[int, ...]) -> None:
         self.inner = inner_bytes
-        self.extended = extended
 
     def divide(self, parts: Parts, last: int) -> Segment:
         """The segment made of these parts, which end at `last`."""
@@ -188,13 +182,15 @@ class _Divider:
         order = sorted(skeleton)
         pieces = tuple(skeleton[e] for e in order)
         total = sum(p.inner_bytes for p in pieces) + sum(self.inner[v] for v in joints)
-        groups: tuple[Group, ...] = ()
-        aside = None
-        if self.extended:
-            groups = _groups(order, pieces, self.inner, {first, last})
-            aside = self._aside(skeleton, first, last)
         return Segment(
-            "rigid", first, last, total, pieces, joints, groups=groups, aside=aside
+            "rigid",
+            first,
+            last,
+            total,
+            pieces,
+            joints,
+            groups=_groups(order, pieces, self.inner, {first, last}),
+            aside=self._aside(skeleton, first, last),
         )
 
     def _aside(self, skeleton: Parts, first: int, last: int) -> Aside | None:
@@ -218,9 +214,7 @@ class _Divider:
                 loose.append(part)
             rest = _closed(rest, first, last)
             if len(splitting(rest)) >= _LEAST_SPLITS:
-                body = _Divider(tuple(inner), True).divide(
-                    _reduce(rest, tuple(inner)), last
-                )
+                body = _Divider(tuple(inner)).divide(_reduce(rest, tuple(inner)), last)
                 return Aside(tuple(kept), body, tuple(loose))
         return None
 

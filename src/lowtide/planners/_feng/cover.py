@@ -8,11 +8,10 @@ stretches can have; the kept bytes fall as the bound grows, which prunes the sea
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
 
-from lowtide.planners._division import Segment
+from lowtide.planners._feng.division import Segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +89,7 @@ class Covering:
             stack += [(low, middle), (middle, high)]
         return least
 
-    def distinct(self, most: int, until: Callable[[], bool]) -> list[Cover]:
+    def distinct(self, most: int) -> list[Cover]:
         """Up to `most` covers with different vertices, the widest brackets first."""
         bounds = self.bounds()
         found: dict[tuple[int, ...], Cover] = {}
@@ -102,7 +101,7 @@ class Covering:
         add(self.cover(bounds[0]))
         add(self.cover(bounds[-1]))
         queue = deque([(0, len(bounds) - 1)])
-        while queue and len(found) < most and not until():
+        while queue and len(found) < most:
             low, high = queue.popleft()
             ends = self.cover(bounds[low]), self.cover(bounds[high])
             if high - low < 2 or ends[0].vertices == ends[1].vertices:

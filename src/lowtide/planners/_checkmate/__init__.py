@@ -1,0 +1,1 @@
+"""Checkmate's program: the stages of a step, and the linear model over them."""

@@ -1,0 +1,1 @@
+"""Feng and Huang's graphs: vertices, their division tree, and what to keep of it."""
