@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from lowtide.errors import InvalidArgumentError, PlanMismatchError
+from lowtide.errors import InvalidArgumentError
 from lowtide.step.format import format_bytes, format_percent, format_seconds
 from lowtide.step.graph import StepGraph
 from lowtide.step.names import collapse, pattern_of
 from lowtide.step.plan import Plan
-from lowtide.step.schedule import saved_by_baseline
+from lowtide.step.schedule import check_match, saved_by_baseline
 
 ROWS = 8
 
@@ -152,8 +152,8 @@ def _diff_plans(
     first: Plan, second: Plan, step: StepGraph | None, names: tuple[str, str] | None
 ) -> Diff:
     for plan in (first, second):
-        if step is not None and plan.fingerprint != step.fingerprint:
-            raise PlanMismatchError(plan.fingerprint, step.fingerprint)
+        if step is not None:
+            check_match(step, plan)
     changes = [
         Change("budget", first.budget_bytes, second.budget_bytes, "bytes"),
         Change("peak", first.peak_bytes, second.peak_bytes, "bytes"),

@@ -15,7 +15,7 @@ from lowtide.planners import load
 from lowtide.step.format import format_bytes, format_percent, format_seconds
 from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Item, Plan, Run
-from lowtide.step.schedule import missing_cone, with_frees
+from lowtide.step.schedule import check_match, missing_cone, with_frees
 from lowtide.step.simulate import simulate
 
 MORE_BUDGET = 1.05
@@ -68,6 +68,7 @@ def explain(
         what: Name of a storage, an op or a module.
         time_limit: Seconds for the plan with more budget it is compared with.
     """
+    check_match(step, plan)
     storages = _asked(step, what)
     more = _with_more(step, plan, time_limit)
     return Explanation(

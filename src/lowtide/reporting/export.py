@@ -17,14 +17,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lowtide.errors import InvalidArgumentError, PlanMismatchError
-from lowtide.reporting.files import write_whole
+from lowtide.errors import InvalidArgumentError
 from lowtide.reporting.snapshot import snapshot_bytes
 from lowtide.reporting.tide import KIND_NAMES
 from lowtide.reporting.walk import Walk
+from lowtide.step.files import write_whole
 from lowtide.step.graph import FOLDED, Op, StepGraph
 from lowtide.step.plan import Plan, Run
-from lowtide.step.schedule import make_plan, with_frees
+from lowtide.step.schedule import check_match, make_plan, with_frees
 from lowtide.step.simulate import live_by_kind
 
 # A run that takes no time still gets a moment, so that no reader merges two of them.
@@ -48,8 +48,7 @@ def export(
         )
     if plan is None:
         plan = make_plan(step, with_frees(step, step.baseline), planner="keep_all")
-    if plan.fingerprint != step.fingerprint:
-        raise PlanMismatchError(plan.fingerprint, step.fingerprint)
+    check_match(step, plan)
     return write_whole(path, FORMS[to](step, plan), force=force)
 
 

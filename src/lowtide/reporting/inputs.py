@@ -12,9 +12,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from lowtide.errors import InvalidArgumentError, PlanMismatchError
+from lowtide.errors import InvalidArgumentError
 from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan
+from lowtide.step.schedule import check_match
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +71,7 @@ def sort_things(things: Iterable[Any]) -> Inputs:
     inputs.label_measurements()
     if inputs.step is not None:
         for plan in (*inputs.plans, *(p.plan for p in inputs.points if p.plan)):
-            if plan.fingerprint != inputs.step.fingerprint:
-                raise PlanMismatchError(plan.fingerprint, inputs.step.fingerprint)
+            check_match(inputs.step, plan)
     if inputs.step is None and not inputs.plans:
         raise InvalidArgumentError(
             "lowtide.report",

@@ -11,8 +11,8 @@ from types import ModuleType
 from typing import Any
 
 from lowtide.errors import InvalidArgumentError, MissingPackageError
-from lowtide.reporting.files import write_whole
 from lowtide.reporting.tide import KIND_NAMES
+from lowtide.step.files import write_whole
 from lowtide.step.format import format_bytes, format_percent, format_seconds
 
 COLORS = {

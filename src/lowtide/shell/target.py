@@ -21,6 +21,7 @@ from lowtide.shell.page import user_prints_elsewhere
 from lowtide.shell.progress import stage
 from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan
+from lowtide.step.schedule import check_match
 
 if TYPE_CHECKING:
     from lowtide.models import Example
@@ -363,16 +364,13 @@ def step_for(plan: Plan, path: Path, step_file: Path | None = None) -> StepGraph
         InvalidArgumentError: No file with this step is found.
         PlanMismatchError: The step named is another.
     """
-    from lowtide.errors import PlanMismatchError
-
     if step_file is not None:
         step = files.load(step_file)
         if not isinstance(step, StepGraph):
             raise InvalidArgumentError(
                 f"--step {step_file}", "this is a plan", "Give the .step.json"
             )
-        if step.fingerprint != plan.fingerprint:
-            raise PlanMismatchError(plan.fingerprint, step.fingerprint)
+        check_match(step, plan)
         return step
     found = files.step_beside(plan, path)
     if found is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal, TextIO
@@ -10,6 +11,7 @@ from typing import Any, Literal, TextIO
 from lowtide.errors import InvalidArgumentError
 from lowtide.step.analysis.breakdown import by_module
 from lowtide.step.analysis.lifetimes import Lifetime, OpRecord, lifetimes, op_records
+from lowtide.step.files import write_whole
 from lowtide.step.graph import StepGraph
 
 Table = Literal["storages", "ops", "modules"]
@@ -41,10 +43,17 @@ def write_csv(step: StepGraph, out: TextIO, table: Table = "storages") -> None:
         writer.writerow([getattr(row, name) for name in names])
 
 
-def save_csv(step: StepGraph, path: str | Path, table: Table = "storages") -> None:
-    """Write a table into a file, which is replaced if it is there."""
-    with Path(path).open("w", encoding="utf-8", newline="") as out:
-        write_csv(step, out, table)
+def save_csv(
+    step: StepGraph,
+    path: str | Path,
+    table: Table = "storages",
+    *,
+    force: bool = False,
+) -> None:
+    """Write a table into a file; see `write_whole` for what it may replace."""
+    out = io.StringIO()
+    write_csv(step, out, table)
+    write_whole(path, out.getvalue(), force=force)
 
 
 def _names(record: type[Lifetime] | type[OpRecord]) -> list[str]:
