@@ -305,6 +305,7 @@ def step_of(
     how: str = "measure",
     device: str | None = None,
     step_file: Path | None = None,
+    refresh: bool = False,
 ) -> StepGraph:
     """The step of a target: read from its file, or profiled now.
 
@@ -312,11 +313,17 @@ def step_of(
     """
     if target.kind == "file":
         return _step_in(target.path, step_file)
-    return profile(target, build(target, fake=how == "estimate"), how, device)
+    example = build(target, fake=how == "estimate")
+    return profile(target, example, how, device, refresh=refresh)
 
 
 def profile(
-    target: Target, example: Example, how: str, device: str | None
+    target: Target,
+    example: Example,
+    how: str,
+    device: str | None,
+    *,
+    refresh: bool = False,
 ) -> StepGraph:
     """The step of an example, with progress; remembers where it came from."""
     _api = load_api()
@@ -329,6 +336,7 @@ def profile(
             how=how,
             device=device,
             name=target.name,
+            cache="refresh" if refresh else True,
             progress=advance,
         )
     facts = {**step.facts, "target": list(target.words)}

@@ -68,6 +68,12 @@ def profile(
             metavar="storages|ops|modules", help="What the rows of --csv are."
         ),
     ] = "storages",
+    refresh: Annotated[
+        bool,
+        typer.Option(
+            "--refresh", help="Measure anew, whatever earlier profiles have kept."
+        ),
+    ] = False,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
@@ -76,7 +82,7 @@ def profile(
     asked = read_target(target, batch, option)
     for path in (output, plot, csv):
         files.refuse_early(path, force=force)
-    step = step_of(asked, how=how, device=device)
+    step = step_of(asked, how=how, device=device, refresh=refresh)
     if csv is not None:
         rows = io.StringIO()
         write_csv(step, rows, csv_of)
