@@ -49,7 +49,9 @@ LIKELY[str] += tuple(text for text in STRANGE if isinstance(text, str))
 
 
 def with_facts(step: StepGraph) -> StepGraph:
-    """The step with the facts and notes that a captured one has."""
+    """The step with the facts and notes that a captured one has, and a folded op."""
+    first = replace(step.ops[0], name="first + then", target="mm + relu")
+    step = replace(step, ops=(first, *step.ops[1:]))
     turn, end = step.turn, len(step.ops)
     row = [step.fingerprint, 0, turn, turn + 1, end]
     facts = {

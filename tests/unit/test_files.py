@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 from collections.abc import Callable
@@ -294,6 +295,21 @@ def test_names_links_and_permissions(tmp_path: Path) -> None:
         PLAN.save(tmp_path / ("x" * 300))
     with pytest.raises(OutputError, match="half of a character"):
         lowtide.report(replace(STEP, name="x\ud800")).save(tmp_path / "r.html")
+
+
+def test_no_cell_of_a_table_is_a_formula(tmp_path: Path) -> None:
+    name = '=HYPERLINK("http://x")'
+    ops = tuple(replace(op, name=name, module="@x", target="-x") for op in STEP.ops)
+    storages = tuple(replace(s, name="+1") for s in STEP.storages)
+    step = replace(STEP, ops=ops, storages=storages)
+    lowtide.export(step, None, tmp_path / "timeline", to="csv")
+    for table in ("ops", "storages", "modules"):
+        step.to_csv(tmp_path / table, table)  # type: ignore[arg-type]
+    for path in tmp_path.iterdir():
+        rows = csv.reader(path.read_text().splitlines())
+        cells = [c for row in rows for c in row if c and c != "-1"]  # -1: no such op
+        assert not [c for c in cells if c[0] in "=+-@"], path.name
+        assert any(c.startswith("'") for c in cells)
 
 
 def test_a_pipe_is_written_to_if_somebody_reads(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from lowtide.errors import InvalidArgumentError
 from lowtide.reporting.snapshot import snapshot_bytes
 from lowtide.reporting.tide import KIND_NAMES
 from lowtide.reporting.walk import Walk
-from lowtide.step.files import write_whole
+from lowtide.step.files import cell, write_whole
 from lowtide.step.graph import FOLDED, Op, StepGraph
 from lowtide.step.plan import Plan, Run
 from lowtide.step.schedule import check_match, make_plan, with_frees
@@ -157,10 +157,7 @@ def timeline_csv(step: StepGraph, plan: Plan) -> str:
                 run,
                 walk.starts[run],
                 op.seconds,
-                op.name,
-                op.target,
-                op.module,
-                op.source,
+                *map(cell, (op.name, op.target, op.module, op.source)),
                 int(walk.again[run]),
                 walk.live_bytes[run],
                 *(walk.by_kind[kind][run] for kind in kinds),
@@ -198,6 +195,8 @@ def _parts(step: StepGraph, op: Op) -> list[tuple[str, str, set[int]]]:
     What the last one makes has its name; all else comes from the first.
     """
     names, targets = op.name.split(FOLDED), op.target.split(FOLDED)
+    if len(names) != len(targets):  # a user's name with a plus sign in it
+        names, targets = [op.name], [op.target]
     last = {s for s in op.writes if step.storages[s].name == names[-1]}
     if len(names) == 1:
         last = set(op.writes)

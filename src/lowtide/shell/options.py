@@ -107,7 +107,7 @@ PlanFile = Annotated[
         show_default=False,
     ),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace any file.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 ModelName = Annotated[
     str | None,

@@ -150,6 +150,12 @@ def write_whole(path: str | Path, content: str | bytes, *, force: bool = False) 
     return target
 
 
+def cell(value: object) -> object:
+    """A value for a table; what a spreadsheet would take for a formula is quoted."""
+    is_formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@"))
+    return f"'{value}" if is_formula else value
+
+
 def _replace(target: Path, data: bytes) -> None:
     # A name of its own: the target's may already be as long as a name can be.
     draft = target.with_name(f".lowtide-{secrets.token_hex(6)}.part")

@@ -11,7 +11,7 @@ from typing import Any, Literal, TextIO
 from lowtide.errors import InvalidArgumentError
 from lowtide.step.analysis.breakdown import by_module
 from lowtide.step.analysis.lifetimes import Lifetime, OpRecord, lifetimes, op_records
-from lowtide.step.files import write_whole
+from lowtide.step.files import cell, write_whole
 from lowtide.step.graph import StepGraph
 
 Table = Literal["storages", "ops", "modules"]
@@ -40,7 +40,7 @@ def write_csv(step: StepGraph, out: TextIO, table: Table = "storages") -> None:
             )
     writer.writerow(names)
     for row in rows:
-        writer.writerow([getattr(row, name) for name in names])
+        writer.writerow([cell(getattr(row, name)) for name in names])
 
 
 def save_csv(
