@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lowtide.step.fields import Fraction, Name, NumBytes, Seconds
+from lowtide.step.fields import Fraction, Id, Name, NumBytes, PieceRow, Seconds
 from lowtide.step.files import write_whole
 from lowtide.step.format import format_bytes, format_percent
 
@@ -63,23 +63,23 @@ class Plan:
     them.
     """
 
-    planner: str
+    planner: Name
     schedule: Schedule
-    fingerprint: str
-    budget_bytes: int
-    peak_bytes: int
-    baseline_peak_bytes: int
-    seconds: float
-    baseline_seconds: float
-    kept: tuple[int, ...]
-    recomputed: tuple[int, ...]
+    fingerprint: Name
+    budget_bytes: NumBytes
+    peak_bytes: NumBytes
+    baseline_peak_bytes: NumBytes
+    seconds: Seconds
+    baseline_seconds: Seconds
+    kept: tuple[Id, ...]
+    recomputed: tuple[Id, ...]
     proof: Proof
-    resident_bytes: int = 0
-    step_name: str = "step"
-    pieces: tuple[tuple[str, int, int, int, int], ...] = ()
-    openers: tuple[int, ...] = ()
-    names: Mapping[str, tuple[str, ...]] = field(
-        default_factory=dict[str, tuple[str, ...]]
+    resident_bytes: NumBytes = 0
+    step_name: Name = "step"
+    pieces: tuple[PieceRow, ...] = ()
+    openers: tuple[Id, ...] = ()
+    names: Mapping[str, tuple[Name, ...]] = field(
+        default_factory=dict[str, tuple[Name, ...]]
     )
 
     @property

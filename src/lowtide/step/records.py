@@ -4,7 +4,7 @@ Whatever is wrong with a file is found here, so that no later stage has to doubt
 record: a `StepFormatError` names the file, the field and what was found there.
 
 msgspec checks types and ranges from the annotations of the records themselves; doing
-the same by hand took more code, and a second list of every field. It lets the last of
+the same by hand would need a second list of every field. It lets the last of
 two equal keys win, and does not know what a step is, so duplicate keys and ids that
 must fit each other are checked here.
 """
@@ -17,10 +17,10 @@ import re
 import reprlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, asdict, fields
+from dataclasses import MISSING, fields
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, TypeVar, cast
+from typing import Annotated, Any, NoReturn, TypeVar, cast, get_type_hints
 
 import msgspec
 
@@ -33,7 +33,6 @@ from lowtide.step.fields import (
     Name,
     NumBytes,
     PieceRow,
-    Seconds,
     Text,
 )
 from lowtide.step.files import read_whole
@@ -74,26 +73,20 @@ class _KnownFacts(msgspec.Struct):
     target: tuple[Name, ...] = ()
 
 
-class _PlanFile(msgspec.Struct, forbid_unknown_fields=True):
-    lowtide: str
-    schema: int
-    planner: Name
-    step_name: Name
-    fingerprint: Name
-    budget_bytes: NumBytes
-    peak_bytes: NumBytes
-    baseline_peak_bytes: NumBytes
-    resident_bytes: NumBytes
-    seconds: Seconds
-    baseline_seconds: Seconds
-    overhead: Fraction
-    proof: Proof
-    pieces: tuple[PieceRow, ...]
-    openers: tuple[Id, ...]
-    kept: tuple[Id, ...]
-    recomputed: tuple[Id, ...]
-    names: dict[str, tuple[Name, ...]]
-    schedule: tuple[_Item, ...]
+# A plan's file has the plan's fields, with the schedule last, as whole numbers.
+_PLAN_TYPES = get_type_hints(Plan, include_extras=True)
+del _PLAN_TYPES["schedule"]
+_PlanFile = msgspec.defstruct(
+    "_PlanFile",
+    [
+        ("lowtide", str),
+        ("schema", int),
+        *_PLAN_TYPES.items(),
+        ("overhead", Fraction),
+        ("schedule", tuple[_Item, ...]),
+    ],
+    forbid_unknown_fields=True,
+)
 
 
 def load(path: str | Path) -> StepGraph | Plan:
@@ -204,25 +197,12 @@ def plan_data(plan: Plan) -> dict[str, Any]:
 
     In `schedule`, a number n >= 0 runs op n, and a number n < 0 frees storage -1-n.
     """
+    told = {name: getattr(plan, name) for name in _PLAN_TYPES}
     return {
         "lowtide": "plan",
         "schema": SCHEMA,
-        "planner": plan.planner,
-        "step_name": plan.step_name,
-        "fingerprint": plan.fingerprint,
-        "budget_bytes": plan.budget_bytes,
-        "peak_bytes": plan.peak_bytes,
-        "baseline_peak_bytes": plan.baseline_peak_bytes,
-        "resident_bytes": plan.resident_bytes,
-        "seconds": plan.seconds,
-        "baseline_seconds": plan.baseline_seconds,
+        **msgspec.to_builtins(told),
         "overhead": plan.overhead,
-        "proof": asdict(plan.proof),
-        "pieces": [list(row) for row in plan.pieces],
-        "openers": list(plan.openers),
-        "kept": list(plan.kept),
-        "recomputed": list(plan.recomputed),
-        "names": {k: list(v) for k, v in plan.names.items()},
         "schedule": encode(plan.schedule),
     }
 
@@ -231,25 +211,9 @@ def plan_of(data: Mapping[str, Any], *, path: str | Path = "") -> Plan:
     """The plan in plain data."""
     _check_kind(data, "plan", path)
     _check_rows([data.get("proof")], Proof, "proof", path)
-    file = _converted(data, _PlanFile, path)
-    plan = Plan(
-        planner=file.planner,
-        schedule=decode(file.schedule),
-        fingerprint=file.fingerprint,
-        budget_bytes=file.budget_bytes,
-        peak_bytes=file.peak_bytes,
-        baseline_peak_bytes=file.baseline_peak_bytes,
-        seconds=file.seconds,
-        baseline_seconds=file.baseline_seconds,
-        kept=file.kept,
-        recomputed=file.recomputed,
-        proof=file.proof,
-        resident_bytes=file.resident_bytes,
-        step_name=file.step_name,
-        pieces=file.pieces,
-        openers=file.openers,
-        names=file.names,
-    )
+    file: Any = _converted(data, _PlanFile, path)
+    told: dict[str, Any] = {name: getattr(file, name) for name in _PLAN_TYPES}
+    plan = Plan(schedule=decode(file.schedule), **told)
     try:
         _check_plan(plan, file.overhead)
     except ValueError as error:
