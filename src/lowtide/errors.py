@@ -6,6 +6,7 @@ what to do. The facts are attributes as well, so that programs need not read the
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from lowtide.step.format import format_bytes
@@ -147,12 +148,19 @@ class StepFormatError(LowtideError, ValueError):
 
     Args:
         found: What is wrong with it, e.g. "line 3: unknown flag 'randon'".
+        path: The file, if it was one.
+        field: Where in it, e.g. "ops[3].seconds".
     """
 
-    def __init__(self, found: str) -> None:
+    def __init__(self, found: str, *, path: str | Path = "", field: str = "") -> None:
         self.found = found
+        self.path = str(path)
+        self.field = field
+        where = f" in {path}" if str(path) else ""
+        at = f"{field}: " if field else ""
         super().__init__(
-            f"the step or plan cannot be read: {_sentence(found)} Write it again with "
+            f"the step or plan{where} cannot be read: {at}{_sentence(found)} Write it "
+            "again with "
             "`save` (or `lowtide profile -o`, `lowtide plan -o`) of this version."
         )
 

@@ -281,15 +281,17 @@ def test_targets_are_told_apart():
 
 
 def test_nothing_is_overwritten_without_force(planned):
-    before = (planned / "gpt.plan.json").read_text()
     words = (*PLAN, "--budget", "95%", "-o", "gpt.plan.json")
+    before = (planned / "gpt.plan.json").read_text()
+    assert run(*words, cwd=planned).code == 0  # a plan over a plan
+    assert (planned / "gpt.plan.json").read_text() != before
+    (planned / "gpt.plan.json").write_text("a thesis")
     done = run(*words, cwd=planned)
     assert done.code == 1
     assert "the file exists" in done.err
     assert "planning" not in done.err  # it says so before the work
-    assert (planned / "gpt.plan.json").read_text() == before
+    assert (planned / "gpt.plan.json").read_text() == "a thesis"
     assert run(*words, "--force", cwd=planned).code == 0
-    assert (planned / "gpt.plan.json").read_text() != before
 
 
 def test_a_folder_that_is_missing_or_may_not_be_written(folder):

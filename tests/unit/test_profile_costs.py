@@ -1,9 +1,12 @@
 """Costs of single ops: real arguments, clocks, scratch, and the cache on disk."""
 
 import gc
-import json
 import logging
 import multiprocessing
+import os
+import sqlite3
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,11 +14,13 @@ from torch._subclasses import FakeTensorMode
 
 from lowtide.engine.capture.call import Call
 from lowtide.engine.costs import Cost, costs
+from lowtide.engine.costs import cache as cache_module
 from lowtide.engine.costs import prices as costs_module
-from lowtide.engine.costs.cache import load_costs, store_costs
+from lowtide.engine.costs.cache import CostCache, Entry
+from lowtide.engine.costs.devices import find_device, save_device
 from lowtide.engine.costs.inputs import real_arguments, span_bytes
 from lowtide.engine.costs.machine import release_free_memory, watch_peak
-from lowtide.errors import InvalidArgumentError
+from lowtide.errors import InvalidArgumentError, OutputError
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")
@@ -137,6 +142,36 @@ def test_an_op_that_cannot_run_alone_is_estimated(caplog):
     assert "1 of 1 ops cannot run alone" in caplog.text
 
 
+@pytest.mark.parametrize("rows", [4, 4096], ids=["small", "with scratch watched"])
+def test_an_op_that_refuses_made_up_values_is_estimated(caplog, rows):
+    # The made-up values reach 1.5, and this op takes nothing above 1.
+    x = fake(rows, 256)
+    bce = call(aten.binary_cross_entropy.default, x, x, outputs=fake(1))
+    solve = call(aten.linalg_cholesky_ex.default, fake(rows, 4, 4), check_errors=True)
+    add = call(aten.add.Tensor, x, x, outputs=x)
+    with caplog.at_level(logging.INFO, "lowtide.profile"):
+        found = costs([bce, solve, add, bce], cache=False)
+    assert [c.how for c in found] == ["estimate", "estimate", "measure", "estimate"]
+    assert all(c.seconds > 0 for c in found)
+    assert "2 of 3 ops cannot run alone" in caplog.text
+    assert caplog.text.count("between 0 and 1") == 1  # the reason, once
+
+
+def test_an_op_that_fails_later_is_estimated(monkeypatch):
+    runs = []
+
+    def moody(x):
+        runs.append(x)
+        if len(runs) > 2:
+            raise ZeroDivisionError("no more")
+        return x + 1
+
+    x = fake(8)
+    odd = Call(moody, (x,), {}, x, "moody")
+    found = costs([odd, call(aten.add.Tensor, x, x, outputs=x)], cache=False)
+    assert [c.how for c in found] == ["estimate", "measure"]
+
+
 def test_a_second_profile_measures_nothing(cache_dir, monkeypatch):
     calls = [
         call(aten.add.Tensor, fake(n), fake(n), outputs=fake(n)) for n in (10, 20, 30)
@@ -146,6 +181,7 @@ def test_a_second_profile_measures_nothing(cache_dir, monkeypatch):
     assert progress[0] == (0, 3)
     assert progress[-1] == (3, 3)
     monkeypatch.setattr(costs_module, "measure_calls", _nothing_to_do)
+    monkeypatch.setattr(costs_module, "machine_load", lambda: 99.0)
     assert costs(calls) == first
 
 
@@ -163,40 +199,122 @@ def test_the_thread_count_is_part_of_the_key(cache_dir):
         torch.set_num_threads(threads)
 
 
+# The cache on disk.
+
+
+def entry(seconds=0.5, **facts):
+    return Entry(Cost(seconds, facts.pop("spread", 0.0), 8), 3, **facts)
+
+
+def kept(directory=None):
+    """Every key with its seconds, by way of a second connection."""
+    disk = CostCache(directory)
+    return {k: e.cost.seconds for k, e in disk.load(["k", "new", "a", "b"]).items()}
+
+
+def test_an_entry_comes_back_whole(cache_dir):
+    CostCache().store({"k": entry(spread=0.1, load=0.75, measured_at=9.0)})
+    CostCache().store({"new": entry(0.25)})
+    assert CostCache().load(["k", "other"]) == {
+        "k": Entry(Cost(0.5, 0.1, 8), 3, 0.75, 9.0)
+    }
+    assert kept() == {"k": 0.5, "new": 0.25}
+    ages = CostCache().ages()
+    assert min(ages) < 60 < max(ages)
+
+
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda text: text[: len(text) // 2],
-        lambda text: text.replace("0.5", "0.1"),
-        lambda text: "\x00\xff not json\n" + text.replace("{", "["),
-        lambda text: json.dumps({"op": ["k", float("nan"), 0.0, 0], "sum": 1}),
+        lambda raw: raw[: len(raw) // 2],
+        lambda raw: b"\x00\xff not a database",
+        lambda raw: raw[:100] + bytes(3000) + raw[3100:],
     ],
-    ids=["cut", "edited", "foreign", "nan"],
+    ids=["cut", "foreign", "blanked"],
 )
-def test_a_damaged_cache_is_ignored_with_a_warning(cache_dir, caplog, damage):
-    store_costs({"k": Cost(0.5)})
-    path = next(cache_dir.iterdir())
-    path.write_text(damage(path.read_text()), encoding="latin-1")
-    with caplog.at_level(logging.WARNING, "lowtide.profile"):
-        assert load_costs() == {}
-    assert "damaged or not lowtide's" in caplog.text
-    store_costs({"new": Cost(0.25, 0.1, 8)})  # and the file is still of use
-    assert load_costs() == {"new": Cost(0.25, 0.1, 8)}
+def test_a_damaged_cache_is_begun_anew(cache_dir, caplog, damage):
+    CostCache().store({"k": entry()})
+    (path,) = cache_dir.iterdir()
+    path.write_bytes(damage(path.read_bytes()))
+    assert kept() == {}
+    assert "is damaged" in caplog.text
+    CostCache().store({"new": entry(0.25)})
+    assert kept() == {"new": 0.25}
 
 
-def test_a_cache_that_cannot_be_written_only_warns(tmp_path, monkeypatch, caplog):
-    blocked = tmp_path / "file"
-    blocked.write_text("")
-    monkeypatch.setenv("LOWTIDE_CACHE_DIR", str(blocked))
-    with caplog.at_level(logging.WARNING, "lowtide.profile"):
-        store_costs({"k": Cost(1.0)})
-        assert load_costs() == {}
-    assert "not kept" in caplog.text
+@pytest.mark.parametrize("seconds", ["nan", "'x'", "-1", "9e999", "null", "x'00'"])
+def test_what_is_no_cost_is_left_out(cache_dir, seconds):
+    CostCache().store({"k": entry(), "new": entry(0.25)})
+    (path,) = cache_dir.iterdir()
+    with closing(sqlite3.connect(path)) as database, database:
+        value = "'nan'" if seconds == "nan" else seconds
+        database.execute(f"update costs set seconds = {value} where key = 'k'")
+    assert kept() == {"new": 0.25}
+    assert len(CostCache().ages()) == 1
+
+
+@pytest.mark.parametrize("place", ["file", "pipe", "missing user", "under a device"])
+def test_a_cache_without_a_place_only_warns(tmp_path, monkeypatch, caplog, place):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "pipe").mkdir()
+    os.mkfifo(tmp_path / "pipe" / "op-costs.sqlite")
+    path = {"missing user": "~nobody-here/x", "under a device": "/dev/null/x"}
+    monkeypatch.setenv("LOWTIDE_CACHE_DIR", path.get(place, str(tmp_path / place)))
+    disk = CostCache()
+    disk.store({"k": entry()})
+    assert disk.load(["k"]) == {}
+    assert len(caplog.records) == 1  # once for each profile
+    assert "op costs are not kept" in caplog.text
+    (cost,) = costs([call(aten.add.Tensor, fake(9), fake(9))])
+    assert cost.how == "measure"
+
+
+def test_no_home_directory_is_no_error(monkeypatch, caplog):
+    monkeypatch.delenv("LOWTIDE_CACHE_DIR", raising=False)
+
+    def home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", home)
+    (cost,) = costs([call(aten.add.Tensor, fake(9), fake(9))])
+    assert cost.how == "measure"
+    assert "there is no home directory" in caplog.text
+    assert find_device("cpu").name == "cpu"  # though nobody can have their own
+    with pytest.raises(OutputError, match="Set LOWTIDE_CACHE_DIR"):
+        save_device(find_device("cpu"))
+
+
+def test_a_held_lock_is_not_waited_for_long(cache_dir, caplog, monkeypatch):
+    monkeypatch.setattr(cache_module, "_LOCK_SECONDS", 0.05)
+    CostCache().store({"k": entry()})
+    (path,) = cache_dir.iterdir()
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("begin exclusive")
+        disk = CostCache()
+        for _ in range(100):  # and only once
+            disk.store({"new": entry()})
+    assert "database is locked" in caplog.text
+    assert len(caplog.records) == 1
+    assert kept() == {"k": 0.5}
+
+
+def test_a_full_disk_is_no_error(cache_dir, caplog, monkeypatch):
+    class Full(sqlite3.Connection):
+        def executemany(self, *_):
+            raise sqlite3.OperationalError("database or disk is full")
+
+    connect = sqlite3.connect
+    monkeypatch.setattr(
+        sqlite3, "connect", lambda *a, **k: connect(*a, **k, factory=Full)
+    )
+    CostCache().store({"k": entry()})
+    assert "disk is full" in caplog.text
+    assert kept() == {}
 
 
 def _write_many(directory, name):
-    for number in range(40):
-        store_costs({f"{name}{number}-{i}": Cost(0.5) for i in range(5)}, directory)
+    for number in range(20):
+        CostCache(directory).store({f"{name}{number}-{i}": entry() for i in range(5)})
 
 
 def test_two_processes_share_the_cache(cache_dir):
@@ -209,7 +327,40 @@ def test_two_processes_share_the_cache(cache_dir):
     for worker in workers:
         worker.join()
         assert worker.exitcode == 0
-    assert len(load_costs()) == 2 * 40 * 5
+    assert len(CostCache().ages()) == 2 * 20 * 5
+
+
+@pytest.mark.parametrize(
+    ("facts", "load_now", "again"),
+    [
+        ({"load": 3.0}, 0.5, True),  # measured on a busy machine, and now it is quiet
+        ({"load": 3.0}, 2.9, False),  # still as busy
+        ({"load": 0.4}, 0.0, False),  # it was quiet
+        ({"load": 0.9, "spread": 0.5}, 0.1, True),  # runs far apart, now quieter
+        ({"load": 0.1, "spread": 0.5}, 0.0, False),  # the op itself is unsteady
+    ],
+)
+def test_doubtful_times_are_measured_again_when_it_is_quieter(
+    cache_dir, monkeypatch, facts, load_now, again
+):
+    add = call(aten.add.Tensor, fake(9), fake(9))
+    key = costs_module._key(add.signature, CPU)
+    CostCache().store({key: entry(100.0, **facts)})
+    monkeypatch.setattr(costs_module, "machine_load", lambda: load_now)
+    (cost,) = costs([add])
+    assert (cost.seconds < 1) == again
+    stored = CostCache().load([key])[key]
+    assert stored.load == (load_now if again else facts["load"])
+    assert stored.runs >= 2
+
+
+def test_a_refresh_measures_what_is_known(cache_dir):
+    add = call(aten.add.Tensor, fake(9), fake(9))
+    key = costs_module._key(add.signature, CPU)
+    CostCache().store({key: entry(100.0)})
+    assert costs([add])[0].seconds == 100.0
+    assert costs([add], cache="refresh")[0].seconds < 1
+    assert CostCache().load([key])[key].cost.seconds < 1
 
 
 def test_unknown_ways_and_absent_devices_are_refused():

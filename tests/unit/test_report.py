@@ -243,7 +243,7 @@ def test_a_plan_alone_still_makes_a_report():
 @pytest.mark.parametrize(
     "text",
     [
-        "resident x 8\n-> x",
+        "resident x 8",
         "resident x 8\na = f(x) 0 bytes\n-> a",
         "resident x 8\na = f(x) 16 bytes 1 s\n-> a",
     ],
@@ -289,11 +289,12 @@ def test_a_plan_that_is_best_for_two_budgets_is_one_point():
 def test_saving_is_all_or_nothing(tmp_path):
     made = lowtide.report(gpt(1))
     path = tmp_path / "r.html"
-    assert made.save(path) == path
-    before = path.read_text()
+    path.write_text("a thesis")
     with pytest.raises(OutputError, match=r"r\.html: the file exists.*force"):
         made.save(path)
-    assert made.save(path, force=True).read_text() == before
+    assert path.read_text() == "a thesis"
+    assert made.save(path, force=True) == path
+    assert made.save(path).read_text() == made.to_html()  # a report, over a report
     with pytest.raises(OutputError, match="No such file or directory"):
         made.save(tmp_path / "missing" / "r.html")
     with pytest.raises(OutputError, match="it is a folder"):
@@ -322,7 +323,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
     def full(_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("lowtide.reporting.files.os.fsync", full)
+    monkeypatch.setattr("lowtide.step.files.os.fsync", full)
     with pytest.raises(OutputError, match="No space left on device"):
         lowtide.report(gpt(1)).save(path, force=True)
     assert path.read_text() == "old"

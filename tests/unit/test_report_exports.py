@@ -200,9 +200,10 @@ def test_unknown_forms_and_existing_files_are_refused(tmp_path):
         lowtide.export(step, None, tmp_path / "x", to="xml")
     for form in FORMS:
         path = tmp_path / form
-        lowtide.export(step, None, path, to=form)
+        path.write_text("a thesis")
         with pytest.raises(OutputError, match="the file exists"):
             lowtide.export(step, None, path, to=form)
+        assert path.read_text() == "a thesis"
 
 
 def test_pictures_of_every_chart(tmp_path):

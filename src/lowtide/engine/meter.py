@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from lowtide.engine.costs.machine import status_bytes
 from lowtide.step.plan import Plan
 
 Step = Callable[[], Any]
@@ -129,9 +130,9 @@ def rss_peak(step: Step, modules: list[nn.Module]) -> int:
     gc.collect()
     try:
         Path("/proc/self/clear_refs").write_text("5")
-        before = _status("VmRSS")
+        before = status_bytes("VmRSS")
         step()
-        return max(0, _status("VmHWM") - before)
+        return max(0, status_bytes("VmHWM") - before)
     except OSError:
         return 0
 
@@ -171,13 +172,6 @@ def rss_peak_in_child(
     if result.returncode != 0:
         return None
     return int(json.loads(result.stdout.splitlines()[-1])["rss_peak_bytes"])
-
-
-def _status(field: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field + ":"):
-            return int(line.split()[1]) * 1024
-    raise OSError(f"no {field} in /proc/self/status")
 
 
 def _on_cuda(modules: list[nn.Module]) -> bool:

@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from lowtide.errors import InvalidArgumentError, PlanMismatchError
+from lowtide.errors import InvalidArgumentError
 from lowtide.step.analysis import extra_runs, shares_by
 from lowtide.step.format import aligned, format_bytes, format_percent, format_seconds
 from lowtide.step.graph import StepGraph
 from lowtide.step.names import NO_MODULE, collapse, pattern_of
 from lowtide.step.plan import Plan
+from lowtide.step.schedule import check_match
 from lowtide.step.walk import Walk, walk
 
 ROWS = 8
@@ -162,8 +163,7 @@ def _diff_plans(
         parts = tuple(_name_parts(first, second, labels))
     else:
         for plan in plans:
-            if plan.fingerprint != step.fingerprint:
-                raise PlanMismatchError(plan.fingerprint, step.fingerprint)
+            check_match(step, plan)
         walks = [walk(step, plan.schedule) for plan in plans]
         again = (w.num_extra_runs for w in walks)
         changes.append(Change("extra runs", *again, unit="count"))

@@ -16,7 +16,8 @@ from lowtide.step.analysis import fates, peak_of
 from lowtide.step.format import format_bytes, format_percent, format_seconds
 from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan, Schedule
-from lowtide.step.schedule import missing_cone, walk_baseline
+from lowtide.step.remake import missing_cone
+from lowtide.step.schedule import check_match, walk_baseline
 from lowtide.step.walk import Walk, walk
 
 MORE_BUDGET = 1.05
@@ -69,6 +70,7 @@ def explain(
         what: Name of a storage, an op or a module.
         time_limit: Seconds for the plan with more budget it is compared with.
     """
+    check_match(step, plan)
     storages = _asked(step, what)
     more = _with_more(step, plan, time_limit)
     return Explanation(

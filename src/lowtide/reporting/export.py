@@ -15,15 +15,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lowtide.errors import InvalidArgumentError, PlanMismatchError
-from lowtide.reporting.files import write_whole
+from lowtide.errors import InvalidArgumentError
 from lowtide.reporting.policies import policy_file, policy_tags
 from lowtide.reporting.snapshot import snapshot_bytes
 from lowtide.step.analysis.csv import write_rows
+from lowtide.step.files import write_whole
 from lowtide.step.graph import StepGraph
 from lowtide.step.names import KIND_NAMES
 from lowtide.step.plan import Plan
-from lowtide.step.schedule import make_plan, with_frees
+from lowtide.step.schedule import check_match, make_plan, with_frees
 from lowtide.step.walk import Walk, walk
 
 # A run that takes no time still gets a moment, so that no reader merges two of them.
@@ -47,8 +47,7 @@ def export(
         )
     if plan is None:
         plan = make_plan(step, with_frees(step, step.baseline), planner="keep_all")
-    if plan.fingerprint != step.fingerprint:
-        raise PlanMismatchError(plan.fingerprint, step.fingerprint)
+    check_match(step, plan)
     return write_whole(path, FORMS[to](step, plan), force=force)
 
 

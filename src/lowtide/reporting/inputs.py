@@ -12,11 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from lowtide.errors import InvalidArgumentError, PlanMismatchError
+from lowtide.errors import InvalidArgumentError
 from lowtide.planners._sweep import Frontier
 from lowtide.step.graph import StepGraph
 from lowtide.step.names import with_short_names
 from lowtide.step.plan import Plan
+from lowtide.step.schedule import check_match
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +94,7 @@ def sort_things(things: Iterable[Any]) -> Inputs:
     inputs.label_measurements()
     if inputs.step is not None:
         for plan in (*inputs.plans, *inputs.frontier):
-            if plan.fingerprint != inputs.step.fingerprint:
-                raise PlanMismatchError(plan.fingerprint, inputs.step.fingerprint)
+            check_match(inputs.step, plan)
         inputs.step = with_short_names(inputs.step)
     elif not inputs.plans:
         raise InvalidArgumentError(

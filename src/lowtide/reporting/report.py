@@ -18,10 +18,10 @@ from lowtide.errors import InvalidArgumentError
 from lowtide.reporting.compare import build_diff
 from lowtide.reporting.data import build
 from lowtide.reporting.diff import Diff
-from lowtide.reporting.files import write_whole
 from lowtide.reporting.html import render_html, render_notebook
 from lowtide.reporting.inputs import Reference, sort_things
 from lowtide.reporting.text import render_text
+from lowtide.step.files import write_whole
 
 __all__ = ["Reference", "Report", "report"]
 

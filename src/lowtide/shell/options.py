@@ -128,10 +128,14 @@ class StepSource(ModelOrFile):
     device: Device = None
     step_file: StepFile = None
 
-    def step(self) -> StepGraph:
+    def step(self, *, refresh: bool = False) -> StepGraph:
         """The step of the target."""
         return step_of(
-            self.asked, how=self.how, device=self.device, step_file=self.step_file
+            self.asked,
+            how=self.how,
+            device=self.device,
+            step_file=self.step_file,
+            refresh=refresh,
         )
 
 

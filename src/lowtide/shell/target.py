@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lowtide import models
-from lowtide.errors import InvalidArgumentError, LowtideError, PlanMismatchError
+from lowtide.errors import InvalidArgumentError, LowtideError
 from lowtide.shell import files
 from lowtide.shell.failures import target_error
 from lowtide.shell.functions import FORMS, functions_in, load_function
@@ -21,6 +21,7 @@ from lowtide.shell.page import user_prints_elsewhere
 from lowtide.shell.progress import stage
 from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan
+from lowtide.step.schedule import check_match
 
 if TYPE_CHECKING:
     from lowtide.models import Example
@@ -209,6 +210,7 @@ def step_of(
     how: str = "measure",
     device: str | None = None,
     step_file: Path | None = None,
+    refresh: bool = False,
 ) -> StepGraph:
     """The step of a target: read from its file, or profiled now.
 
@@ -219,11 +221,17 @@ def step_of(
         if isinstance(thing, StepGraph):
             return thing
         return step_for(thing, target.path, step_file)
-    return profile(target, build(target, fake=how == "estimate"), how, device)
+    example = build(target, fake=how == "estimate")
+    return profile(target, example, how, device, refresh=refresh)
 
 
 def profile(
-    target: Target, example: Example, how: str, device: str | None
+    target: Target,
+    example: Example,
+    how: str,
+    device: str | None,
+    *,
+    refresh: bool = False,
 ) -> StepGraph:
     """The step of an example, with progress; remembers where it came from."""
     api = load_api()
@@ -236,6 +244,7 @@ def profile(
             how=how,
             device=device,
             name=target.name,
+            cache="refresh" if refresh else True,
             progress=advance,
         )
     facts = {**step.facts, "target": list(target.words)}
@@ -269,8 +278,7 @@ def step_for(plan: Plan, path: Path, step_file: Path | None = None) -> StepGraph
             raise InvalidArgumentError(
                 f"--step {step_file}", "this is a plan", "Give the .step.json"
             )
-        if step.fingerprint != plan.fingerprint:
-            raise PlanMismatchError(plan.fingerprint, step.fingerprint)
+        check_match(step, plan)
         return step
     found = files.step_beside(plan, path)
     if found is None:

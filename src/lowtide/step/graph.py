@@ -23,13 +23,24 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal
 
-from lowtide.errors import StepFormatError
+from lowtide.step.fields import (
+    MOST_BYTES,
+    Id,
+    Mark,
+    Name,
+    NumBytes,
+    PieceOps,
+    Seconds,
+    Text,
+)
+from lowtide.step.files import write_whole
 from lowtide.step.format import format_bytes
 
 if TYPE_CHECKING:
@@ -55,7 +66,6 @@ KINDS: tuple[Kind, ...] = (
     "activation",
     "temporary",
 )
-SCHEMA = 1
 # Between the names, and the targets, of ops that are folded into one.
 FOLDED = " + "
 
@@ -64,13 +74,13 @@ FOLDED = " + "
 class Storage:
     """One block of bytes. `resident` ones exist before, during and after the step."""
 
-    id: int
-    name: str
-    nbytes: int
+    id: Id
+    name: Name
+    nbytes: NumBytes
     kind: Kind = "activation"
     resident: bool = False
-    shape: tuple[int, ...] = ()
-    dtype: str = ""
+    shape: tuple[NumBytes, ...] = ()
+    dtype: Name = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,53 +93,30 @@ class Op:
     the same and compute the same function.
     """
 
-    id: int
-    name: str
-    target: str
-    reads: tuple[int, ...]
-    writes: tuple[int, ...]
-    seconds: float = 0.0
-    scratch_bytes: int = 0
+    id: Id
+    name: Text
+    target: Text
+    reads: tuple[Id, ...]
+    writes: tuple[Id, ...]
+    seconds: Seconds = 0.0
+    scratch_bytes: NumBytes = 0
     phase: Phase = "forward"
-    piece: int = 0
-    once: str = ""
+    piece: Mark = 0
+    once: Name = ""
     standby: bool = False
-    opens: int = -1
-    module: str = ""
-    source: str = ""
-    signature: str = ""
-    spread: float = 0.0
+    opens: Mark = -1
+    module: Name = ""
+    source: Name = ""
+    signature: Text = ""
+    spread: Seconds = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
     """A stretch of the schedule in which only ops of one piece may run."""
 
-    piece: int
+    piece: Mark
     phase: Phase
-
-
-class PieceOps(NamedTuple):
-    """Which ops of a step are those of one captured graph.
-
-    Its fingerprint, and the ids of its first op and past its last in each half.
-    """
-
-    fingerprint: str
-    forward_start: int
-    forward_stop: int
-    backward_start: int
-    backward_stop: int
-
-    @property
-    def forward(self) -> range:
-        """Ids of its ops in the forward."""
-        return range(self.forward_start, self.forward_stop)
-
-    @property
-    def backward(self) -> range:
-        """Ids of its ops in the backward."""
-        return range(self.backward_start, self.backward_stop)
 
 
 @dataclass(frozen=True, repr=False)
@@ -300,11 +287,16 @@ class StepGraph:
         self,
         path: str | Path,
         table: Literal["storages", "ops", "modules"] = "storages",
+        *,
+        force: bool = False,
     ) -> None:
-        """Write one row per storage, op or module."""
+        """Write one row per storage, op or module.
+
+        The same table is replaced if it is there; any other file only with `force`.
+        """
         from lowtide.step.analysis import save_csv
 
-        save_csv(self, path, table)
+        save_csv(self, path, table, force=force)
 
     def with_seconds(self, seconds: Iterable[float]) -> StepGraph:
         """The same step with other op times."""
@@ -315,68 +307,32 @@ class StepGraph:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that `from_dict` reads back."""
-        return {
-            "lowtide": "step",
-            "schema": SCHEMA,
-            "name": self.name,
-            "device": self.device,
-            "fingerprint": self.fingerprint,
-            "alignment_bytes": self.alignment_bytes,
-            "notes": list(self.notes),
-            "facts": dict(self.facts),
-            "regions": [[r.piece, r.phase] for r in self.regions],
-            "outputs": list(self.outputs),
-            "storages": [_sparse(s) for s in self.storages],
-            "ops": [_sparse(op) for op in self.ops],
-        }
+        from lowtide.step.records import step_data
+
+        return step_data(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> StepGraph:
         """Rebuild a step; raises `StepFormatError` on anything that is not one."""
-        if data.get("lowtide") != "step" or data.get("schema") != SCHEMA:
-            raise StepFormatError(
-                f"found kind {data.get('lowtide')!r}, schema {data.get('schema')!r}; "
-                f"expected kind 'step', schema {SCHEMA}"
-            )
-        try:
-            step = cls(
-                ops=tuple(Op(**_tuples(o)) for o in data["ops"]),
-                storages=tuple(Storage(**_tuples(s)) for s in data["storages"]),
-                outputs=tuple(data["outputs"]),
-                regions=tuple(Region(p, f) for p, f in data["regions"]),
-                alignment_bytes=data["alignment_bytes"],
-                name=data["name"],
-                device=data["device"],
-                notes=tuple(data["notes"]),
-                facts=dict(data["facts"]),
-            )
-            check_graph(step)
-        except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise StepFormatError(f"{type(error).__name__}: {error}") from error
-        found, expected = data.get("fingerprint"), step.fingerprint
-        if found != expected:
-            raise StepFormatError(
-                f"fingerprint {found!r} in the file, but its contents hash to "
-                f"{expected!r}: the file was edited or damaged"
-            )
-        return step
+        from lowtide.step.records import step_of
 
-    def save(self, path: str | Path) -> None:
-        """Write the step as JSON."""
-        Path(path).write_text(json.dumps(self.to_dict(), separators=(",", ":")))
+        return step_of(data)
+
+    def save(self, path: str | Path, *, force: bool = False) -> None:
+        """Write the step as JSON.
+
+        A step that is there already is replaced; any other file only with `force`.
+        """
+        write_whole(
+            path, json.dumps(self.to_dict(), separators=(",", ":")), force=force
+        )
 
     @classmethod
     def load(cls, path: str | Path) -> StepGraph:
-        """Read a step written by `save`."""
-        try:
-            data = json.loads(Path(path).read_text())
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise StepFormatError(f"{path} is not JSON: {error}") from error
-        if not isinstance(data, dict):
-            raise StepFormatError(
-                f"{path} holds a {type(data).__name__}, not an object"
-            )
-        return cls.from_dict(cast("dict[str, Any]", data))
+        """Read a step written by `save`; all of it is checked."""
+        from lowtide.step.records import load_data, step_of
+
+        return step_of(load_data(path), path=path)
 
     @classmethod
     def from_text(cls, text: str, *, name: str = "text") -> StepGraph:
@@ -394,45 +350,62 @@ def find_floor(step: StepGraph) -> int:
     raise NotImplementedError(step.name)
 
 
-def _sparse(record: Op | Storage) -> dict[str, Any]:
-    """The fields of a record that differ from their defaults."""
-    found: dict[str, Any] = {}
-    for f in fields(record):
-        value = getattr(record, f.name)
-        if f.default is MISSING or value != f.default:
-            found[f.name] = value
-    return found
-
-
-def _tuples(record: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in record.items()}  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
-
-
 def check_graph(step: StepGraph) -> None:
-    """Raise `ValueError` if ids, reads or the baseline order are inconsistent."""
-    count = len(step.storages)
-    if [s.id for s in step.storages] != list(range(count)):
+    """Raise `ValueError` if ids, regions, reads or the baseline order contradict."""
+    storages, count = step.storages, len(step.storages)
+    if [s.id for s in storages] != list(range(count)):
         raise ValueError("storage ids must be 0..n-1 in order")
     if [op.id for op in step.ops] != list(range(len(step.ops))):
         raise ValueError("op ids must be 0..n-1 in order")
-    for s in step.storages:
+    for s in storages:
         if s.nbytes < 0:
             raise ValueError(f"storage {s.name} has {s.nbytes} bytes")
-    made = [s.resident for s in step.storages]
+    if sum(step.sizes) >= MOST_BYTES:
+        raise ValueError(f"the storages have {sum(step.sizes)} bytes together")
+    opened = [op.opens for op in step.ops if op.opens != -1]
+    if not step.regions or opened != list(range(1, len(step.regions))):
+        raise ValueError(
+            f"there are {len(step.regions)} regions, but the ops open {opened[:9]}"
+        )
+    made = [s.resident for s in storages]
     for op in step.ops:
-        if not all(0 <= s < count for s in (*op.reads, *op.writes)):
-            raise ValueError(f"op {op.name} names a storage that is not there")
-        if not op.seconds >= 0 or op.scratch_bytes < 0:
-            raise ValueError(f"op {op.name} has negative or undefined cost")
+        _check_op(op, storages)
         if op.standby:
             continue
         for s in op.reads:
             if not made[s]:
                 raise ValueError(
-                    f"op {op.name} reads {step.storages[s].name} before it is made"
+                    f"op {op.name} reads {storages[s].name} before it is made"
                 )
         for s in op.writes:
             made[s] = True
+    for op in step.ops:
+        if op.standby and not all(made[s] for s in (*op.reads, *op.writes)):
+            raise ValueError(f"op {op.name} names a storage that no other op makes")
+    if len(set(step.outputs)) < len(step.outputs):
+        raise ValueError("an output storage stands there twice")
     for s in step.outputs:
         if not (0 <= s < count and made[s]):
             raise ValueError(f"output storage {s} is never made")
+        if storages[s].resident:
+            raise ValueError(f"output {storages[s].name} is a resident, which stays")
+
+
+def _check_op(op: Op, storages: tuple[Storage, ...]) -> None:
+    """Raise `ValueError` if an op is not one that the simulator means.
+
+    An op makes its results beside its arguments. What changes a storage in place is
+    captured as an op without that result, so nothing is both read and written.
+    """
+    touched = (*op.reads, *op.writes)
+    if not all(0 <= s < len(storages) for s in touched):
+        raise ValueError(f"op {op.name} names a storage that is not there")
+    if len(set(touched)) < len(touched):
+        raise ValueError(f"op {op.name} names a storage twice")
+    for s in op.writes:
+        if storages[s].resident:
+            raise ValueError(f"op {op.name} makes {storages[s].name}, a resident")
+    if not 0 <= op.seconds < math.inf or op.scratch_bytes < 0:
+        raise ValueError(f"op {op.name} has negative or undefined cost")
+    if op.standby and (op.opens != -1 or op.once):
+        raise ValueError(f"op {op.name} stands by, so it cannot be a must")

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from lowtide.errors import StepFormatError
+from lowtide.step.fields import Fraction, Id, Name, NumBytes, PieceOps, Seconds
+from lowtide.step.files import write_whole
 from lowtide.step.format import format_bytes, format_percent
-from lowtide.step.graph import PieceOps
-
-SCHEMA = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +45,12 @@ class Proof:
     proven necessary: 0.0 means optimal. `stopped_by` says why the search ended.
     """
 
-    bound_seconds: float
-    gap: float
-    stopped_by: str
-    bound_bytes: int = 0
-    search_seconds: float = 0.0
-    history: tuple[tuple[float, float], ...] = ()
+    bound_seconds: Seconds
+    gap: Fraction
+    stopped_by: Name
+    bound_bytes: NumBytes = 0
+    search_seconds: Seconds = 0.0
+    history: tuple[tuple[Seconds, Seconds], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -64,23 +62,23 @@ class Plan:
     `openers` are the ops between them.
     """
 
-    planner: str
+    planner: Name
     schedule: Schedule
-    fingerprint: str
-    budget_bytes: int
-    peak_bytes: int
-    baseline_peak_bytes: int
-    seconds: float
-    baseline_seconds: float
-    kept: tuple[int, ...]
-    recomputed: tuple[int, ...]
+    fingerprint: Name
+    budget_bytes: NumBytes
+    peak_bytes: NumBytes
+    baseline_peak_bytes: NumBytes
+    seconds: Seconds
+    baseline_seconds: Seconds
+    kept: tuple[Id, ...]
+    recomputed: tuple[Id, ...]
     proof: Proof
-    resident_bytes: int = 0
-    step_name: str = "step"
+    resident_bytes: NumBytes = 0
+    step_name: Name = "step"
     pieces: tuple[PieceOps, ...] = ()
-    openers: tuple[int, ...] = ()
-    names: Mapping[str, tuple[str, ...]] = field(
-        default_factory=dict[str, tuple[str, ...]]
+    openers: tuple[Id, ...] = ()
+    names: Mapping[str, tuple[Name, ...]] = field(
+        default_factory=dict[str, tuple[Name, ...]]
     )
 
     @property
@@ -107,80 +105,31 @@ class Plan:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data that `from_dict` reads back.
+        """Plain data that `from_dict` reads back."""
+        from lowtide.step.records import plan_data
 
-        In `schedule`, a number n >= 0 runs op n, and a number n < 0 frees storage -1-n.
-        """
-        return {
-            "lowtide": "plan",
-            "schema": SCHEMA,
-            "planner": self.planner,
-            "step_name": self.step_name,
-            "fingerprint": self.fingerprint,
-            "budget_bytes": self.budget_bytes,
-            "peak_bytes": self.peak_bytes,
-            "baseline_peak_bytes": self.baseline_peak_bytes,
-            "resident_bytes": self.resident_bytes,
-            "seconds": self.seconds,
-            "baseline_seconds": self.baseline_seconds,
-            "overhead": self.overhead,
-            "proof": asdict(self.proof),
-            "pieces": [list(row) for row in self.pieces],
-            "openers": list(self.openers),
-            "kept": list(self.kept),
-            "recomputed": list(self.recomputed),
-            "names": {k: list(v) for k, v in self.names.items()},
-            "schedule": encode(self.schedule),
-        }
+        return plan_data(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Plan:
         """Rebuild a plan; raises `StepFormatError` on anything that is not one."""
-        if data.get("lowtide") != "plan" or data.get("schema") != SCHEMA:
-            raise StepFormatError(
-                f"found kind {data.get('lowtide')!r}, schema {data.get('schema')!r}; "
-                f"expected kind 'plan', schema {SCHEMA}"
-            )
-        try:
-            proof = dict(data["proof"])
-            proof["history"] = tuple((a, b) for a, b in proof["history"])
-            return cls(
-                planner=data["planner"],
-                schedule=decode(data["schedule"]),
-                fingerprint=data["fingerprint"],
-                budget_bytes=data["budget_bytes"],
-                peak_bytes=data["peak_bytes"],
-                baseline_peak_bytes=data["baseline_peak_bytes"],
-                seconds=data["seconds"],
-                baseline_seconds=data["baseline_seconds"],
-                kept=tuple(data["kept"]),
-                recomputed=tuple(data["recomputed"]),
-                proof=Proof(**proof),
-                resident_bytes=data["resident_bytes"],
-                step_name=data["step_name"],
-                pieces=tuple(PieceOps(*row) for row in data["pieces"]),
-                openers=tuple(data["openers"]),
-                names={k: tuple(v) for k, v in data["names"].items()},
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise StepFormatError(f"{type(error).__name__}: {error}") from error
+        from lowtide.step.records import plan_of
 
-    def save(self, path: str | Path) -> None:
-        """Write the plan as JSON."""
-        Path(path).write_text(json.dumps(self.to_dict(), indent=1))
+        return plan_of(data)
+
+    def save(self, path: str | Path, *, force: bool = False) -> None:
+        """Write the plan as JSON.
+
+        A plan that is there already is replaced; any other file only with `force`.
+        """
+        write_whole(path, json.dumps(self.to_dict(), indent=1), force=force)
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
-        """Read a plan written by `save`."""
-        try:
-            data = json.loads(Path(path).read_text())
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise StepFormatError(f"{path} is not JSON: {error}") from error
-        if not isinstance(data, dict):
-            raise StepFormatError(
-                f"{path} holds a {type(data).__name__}, not an object"
-            )
-        return cls.from_dict(cast("dict[str, Any]", data))
+        """Read a plan written by `save`; all of it is checked."""
+        from lowtide.step.records import load_data, plan_of
+
+        return plan_of(load_data(path), path=path)
 
 
 def encode(schedule: Sequence[Item]) -> list[int]:

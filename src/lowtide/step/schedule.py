@@ -8,9 +8,10 @@ the second into a schedule by freeing every storage after its last use.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 
-from lowtide.errors import BudgetTooSmallError
+from lowtide.errors import BudgetTooSmallError, PlanMismatchError, StepFormatError
 from lowtide.step.format import format_bytes
 from lowtide.step.graph import StepGraph
 from lowtide.step.names import KIND_NAMES, shortened
@@ -158,6 +159,12 @@ def crossing(step: StepGraph, sequence: Sequence[int]) -> tuple[int, ...]:
     return tuple(sorted(used.difference(step.resident)))
 
 
+def repeated(step: StepGraph, sequence: Sequence[int]) -> tuple[int, ...]:
+    """Ops that run more than once, or at all if they only stand by."""
+    counts = Counter(sequence)
+    return tuple(op.id for op in step.ops if counts[op.id] > (0 if op.standby else 1))
+
+
 def make_plan(
     step: StepGraph,
     schedule: Sequence[Item],
@@ -169,13 +176,7 @@ def make_plan(
     """The plan of a valid schedule: simulates it and says what it keeps and reruns."""
     timeline = simulate(step, schedule)
     sequence = [item.op for item in schedule if isinstance(item, Run)]
-    counts = [0] * len(step.ops)
-    for number in sequence:
-        counts[number] += 1
-    recomputed = tuple(
-        op.id for op in step.ops if counts[op.id] > (0 if op.standby else 1)
-    )
-    kept = crossing(step, sequence)
+    kept, recomputed = crossing(step, sequence), repeated(step, sequence)
     return Plan(
         planner=planner,
         schedule=tuple(schedule),
@@ -198,6 +199,28 @@ def make_plan(
             "recomputed": tuple(step.ops[i].name for i in recomputed),
         },
     )
+
+
+def check_match(step: StepGraph, plan: Plan) -> None:
+    """Raise unless the plan is one for this step: a file may claim it wrongly.
+
+    Raises:
+        PlanMismatchError: The plan was made for another step.
+        InvalidScheduleError: The schedule cannot run on this one.
+        StepFormatError: What it says of its schedule is not so.
+    """
+    if plan.fingerprint != step.fingerprint:
+        raise PlanMismatchError(plan.fingerprint, step.fingerprint)
+    simulate(step, plan.schedule)
+    for field, told, found in (
+        ("kept", plan.kept, crossing(step, plan.ops)),
+        ("recomputed", plan.recomputed, repeated(step, plan.ops)),
+    ):
+        if told != found:
+            odd = min(set(told).symmetric_difference(found), default="its order")
+            raise StepFormatError(
+                f"{odd} is wrong, by the schedule of the same plan", field=field
+            )
 
 
 def _gap(step: StepGraph, seconds: float) -> float:

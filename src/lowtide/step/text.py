@@ -22,7 +22,7 @@ from __future__ import annotations
 import re
 
 from lowtide.errors import StepFormatError
-from lowtide.step.graph import Kind, Op, Region, StepGraph, Storage, check_graph
+from lowtide.step.graph import KINDS, Kind, Op, Region, StepGraph, Storage, check_graph
 
 _ONCE = {
     "random": "draws random numbers",
@@ -52,7 +52,7 @@ def parse(text: str, *, name: str = "text") -> StepGraph:
             continue
         try:
             reader.read(line)
-        except (ValueError, KeyError) as error:
+        except (ValueError, LookupError) as error:
             raise StepFormatError(f"line {number}: {raw.strip()!r}: {error}") from error
     return reader.finish(name)
 
@@ -86,6 +86,8 @@ class _Reader:
     def read(self, line: str) -> None:
         if found := _RESIDENT.match(line):
             kind: Kind = found["kind"] or "parameter"  # type: ignore[assignment]
+            if kind not in KINDS:
+                raise ValueError(f"unknown kind {kind!r}")
             self.storage(found["name"], int(found["bytes"]), kind, resident=True)
         elif line.startswith("->"):
             self.outputs = self.reads(line[2:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import tomllib
 from collections.abc import Mapping
@@ -11,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from lowtide.engine.costs.cache import cache_directory
-from lowtide.errors import InvalidArgumentError
+from lowtide.errors import InvalidArgumentError, OutputError
+from lowtide.step.files import write_whole
 
 log = logging.getLogger("lowtide.profile")
 
@@ -72,22 +74,28 @@ def find_device(name: str) -> Device:
     return _device(entry, entries[entry])
 
 
-def own_file() -> Path:
-    """Where the descriptions of the user's own devices are."""
-    return cache_directory() / _OWN_FILE
+def own_file() -> Path | None:
+    """Where the descriptions of the user's own devices are, if there is a place."""
+    directory = cache_directory()
+    return None if directory is None else directory / _OWN_FILE
 
 
 def save_device(device: Device) -> Path:
-    """Write a description into the cache directory; it replaces the shipped one."""
+    """Write a description into the cache directory; it replaces the shipped one.
+
+    Raises:
+        OutputError: There is no such directory, or it cannot be written to.
+    """
     path = own_file()
+    if path is None:
+        raise OutputError(
+            _OWN_FILE, "there is no home directory", "Set LOWTIDE_CACHE_DIR to a folder"
+        )
     entries = {**_own(), device.name: _plain(device)}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(".toml.part")
-    draft.write_text(
-        "".join(_toml(name, entry) for name, entry in entries.items()), encoding="utf-8"
-    )
-    draft.replace(path)
-    return path
+    with contextlib.suppress(OSError):  # writing says what is wrong with the folder
+        path.parent.mkdir(parents=True, exist_ok=True)
+    text = "".join(_toml(name, entry) for name, entry in entries.items())
+    return write_whole(path, text, force=True)
 
 
 def _device(name: str, entry: Mapping[str, Any]) -> Device:
@@ -108,10 +116,10 @@ def _read(path: Path) -> dict[str, dict[str, Any]]:
 
 def _own() -> dict[str, dict[str, Any]]:
     path = own_file()
-    if not path.exists():
-        return {}
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return {} if path is None else tomllib.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
     except (OSError, ValueError) as error:
         log.warning("%s is ignored, it cannot be read: %s", path, error)
         return {}

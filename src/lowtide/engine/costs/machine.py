@@ -6,7 +6,7 @@ import ctypes
 import platform
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -41,11 +41,12 @@ def cache_bytes(device: torch.device) -> int:
         properties = torch.cuda.get_device_properties(device)
         found = int(getattr(properties, "L2_cache_size", 0))
     else:
-        for entry in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
-            text = entry.read_text().strip()
-            scale = {"K": 1 << 10, "M": 1 << 20}.get(text[-1:], 1)
-            digits = text.rstrip("KM")
-            found = max(found, int(digits) * scale if digits.isdigit() else 0)
+        with suppress(OSError):
+            for entry in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+                text = entry.read_text().strip()
+                scale = {"K": 1 << 10, "M": 1 << 20}.get(text[-1:], 1)
+                digits = text.rstrip("KM")
+                found = max(found, int(digits) * scale if digits.isdigit() else 0)
     return min(found or _DEFAULT_CACHE_BYTES, _LARGEST_CACHE_BYTES)
 
 
@@ -66,12 +67,12 @@ def watch_peak() -> Iterator[Peak]:
     peak = Peak()
     try:
         Path("/proc/self/clear_refs").write_text("5")
-        before = _status_bytes("VmHWM")
+        before = status_bytes("VmHWM")
     except OSError:
         yield peak
         return
     yield peak
-    peak.nbytes = max(0, _status_bytes("VmHWM") - before)
+    peak.nbytes = max(0, status_bytes("VmHWM") - before)
 
 
 def release_free_memory() -> None:
@@ -90,8 +91,13 @@ def _malloc_trim() -> ctypes._NamedFuncPointer | None:  # type: ignore[name-defi
         return None  # not glibc
 
 
-def _status_bytes(field: str) -> int:
+def status_bytes(field: str) -> int:
+    """A size that Linux tells of this process, such as VmHWM, its high-water mark.
+
+    Raises `OSError` on other systems. psutil knows neither this mark nor how to reset
+    it, so it would not help here.
+    """
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field + ":"):
             return int(line.split()[1]) * 1024
-    return 0
+    raise OSError(f"no {field} in /proc/self/status")

@@ -16,12 +16,11 @@ at most as large as the cache.
 
 from __future__ import annotations
 
-import logging
 import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -29,8 +28,6 @@ import torch
 from lowtide.engine.capture.call import Call
 from lowtide.engine.costs.inputs import input_bytes, output_bytes, real_arguments
 from lowtide.engine.costs.machine import cache_bytes, release_free_memory, watch_peak
-
-log = logging.getLogger("lowtide.profile")
 
 # Seconds of timed runs to spend on one group, and how many runs that may be. An op so
 # slow that three runs do not fit gets two: their noise is small beside their length.
@@ -48,6 +45,7 @@ class Sample:
     seconds: float = 0.0
     spread: float = 0.0
     scratch_bytes: int = 0
+    runs: int = 0
     error: str = ""
 
 
@@ -65,11 +63,8 @@ def measure_calls(
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices), torch.no_grad():
         for group in _groups(calls, sweeper.cache_bytes):
-            for call, sample in zip(
-                group, _measure_group(group, device, sweeper), strict=True
-            ):
-                if sample.error:
-                    log.info("cannot run %s alone: %s", call.signature, sample.error)
+            samples = _measure_group(group, device, sweeper)
+            for call, sample in zip(group, samples, strict=True):
                 done(call, sample)
 
 
@@ -95,7 +90,7 @@ class _Prepared:
     kwargs: dict[str, Any] | None = None
     error: str = ""
     scratch_bytes: int = 0
-    seconds: list[float] | None = None
+    seconds: list[float] = field(default_factory=list[float])
 
     def run(self) -> Any:
         return self.call.target(*self.args, **(self.kwargs or {}))
@@ -105,30 +100,36 @@ class _Prepared:
         if self.args and isinstance(self.args[0], torch.Tensor):
             self.args[0].sum()
 
+    def fail(self, failure: Exception) -> None:
+        """Note why the op cannot run alone: made-up values may be refused."""
+        first = next(iter(str(failure).splitlines()), "")
+        self.error = f"{type(failure).__name__}: {first[:200]}"
+
 
 def _measure_group(
     group: Sequence[Call], device: torch.device, sweeper: _Sweeper
 ) -> list[Sample]:
     clock = _clock(device)
     prepared = [_prepare(call, device) for call in group]
-    ready = [p for p in prepared if not p.error]
-    for p in ready:
-        p.scratch_bytes = _scratch(p, device)
     used = sum(input_bytes(c) + output_bytes(c) for c in group)
     sweep_bytes = sweeper.cache_bytes - used
     spent, runs = 0.0, 0
-    while ready and not _enough(runs, spent):
+    while not _enough(runs, spent) and not all(p.error for p in prepared):
         sweeper.sweep(sweep_bytes)
         # Results live until the round ends, so that none is made where the one before
         # has just been freed and is still in the cache.
         results: list[Any] = []
         clock.start()
-        for p in ready:
-            p.touch()
-            results.append(clock.time(p.run))
+        for p in prepared:
+            if not p.error:
+                try:
+                    p.touch()
+                    results.append(clock.time(p.run))
+                except Exception as failure:
+                    p.fail(failure)
         taken = clock.stop()
-        for p, seconds in zip(ready, taken, strict=True):
-            p.seconds = [*(p.seconds or []), seconds]
+        for p, seconds in zip((p for p in prepared if not p.error), taken, strict=True):
+            p.seconds.append(seconds)
         del results
         spent += sum(taken)
         runs += 1
@@ -144,43 +145,33 @@ def _enough(runs: int, spent: float) -> bool:
 
 
 def _prepare(call: Call, device: torch.device) -> _Prepared:
-    """Arguments with which the call runs, found by running it once."""
-    error = ""
-    # Whole numbers of unknown meaning: one divides, nought is a place everywhere.
+    """Arguments with which the call runs, found by running it."""
+    ready = _Prepared(call)
+    # Whole numbers of unknown meaning: one divides, and index 0 is always there.
     for whole_number in (1, 0):
+        ready = _Prepared(call)
         try:
-            args, kwargs = real_arguments(call, device, whole_number=whole_number)
-            ready = _Prepared(call, args, kwargs)
-            if not _watches_scratch(call):
-                ready.run()
-            return ready
-        except (RuntimeError, IndexError, TypeError, ValueError, KeyError) as failure:
-            error = f"{type(failure).__name__}: {str(failure).splitlines()[0][:200]}"
-    return _Prepared(call, error=error)
-
-
-def _watches_scratch(call: Call) -> bool:
-    return input_bytes(call) + output_bytes(call) >= _SCRATCH_FROM_BYTES
+            ready.args, ready.kwargs = real_arguments(
+                call, device, whole_number=whole_number
+            )
+            ready.scratch_bytes = _scratch(ready, device)
+            break
+        except Exception as failure:
+            ready.fail(failure)
+    return ready
 
 
 def _scratch(p: _Prepared, device: torch.device) -> int:
-    """Bytes that the op takes beyond its results and gives back.
+    """Run the op; return the bytes that it takes beyond its results and gives back.
 
     The first run may also set things up for good (thread stacks, compiled kernels), so
     what it seems to take is believed only if a second run takes it too.
     """
-    if not _watches_scratch(p.call):
+    if input_bytes(p.call) + output_bytes(p.call) < _SCRATCH_FROM_BYTES:
+        p.run()
         return 0
-    found: list[int] = []
-    for _ in range(2):
-        try:
-            found.append(_scratch_once(p, device))
-        except (RuntimeError, IndexError, TypeError, ValueError, KeyError) as failure:
-            p.error = f"{type(failure).__name__}: {str(failure).splitlines()[0][:200]}"
-            return 0
-        if found[-1] == 0:
-            break
-    return min(found)
+    first = _scratch_once(p, device)
+    return min(first, _scratch_once(p, device)) if first else 0
 
 
 def _scratch_once(p: _Prepared, device: torch.device) -> int:
@@ -210,7 +201,7 @@ def _sample(p: _Prepared) -> Sample:
     spread = deviation / middle if middle > 0 else 0.0
     if not math.isfinite(middle):
         return Sample(error=f"took {middle} s")
-    return Sample(middle, spread, p.scratch_bytes)
+    return Sample(middle, spread, p.scratch_bytes, len(p.seconds))
 
 
 class _Sweeper:

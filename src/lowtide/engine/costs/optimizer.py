@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lowtide.engine.capture.call import Call
+from lowtide.engine.costs.cache import Caching
 from lowtide.engine.costs.cost import Cost, How
 from lowtide.engine.costs.prices import Progress, costs
 from lowtide.errors import InvalidArgumentError
@@ -35,7 +36,7 @@ def with_optimizer(
     model: torch.nn.Module | None = None,
     how: How = "measure",
     device: str | torch.device | None = None,
-    cache: bool = True,
+    cache: Caching = True,
     progress: Progress | None = None,
 ) -> StepGraph:
     """The step followed by one update of this optimizer.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from lowtide.engine.capture.call import Call
-from lowtide.engine.costs.cache import load_costs, store_costs
+from lowtide.engine.costs.cache import Caching, CostCache, Entry, machine_load
 from lowtide.engine.costs.cost import Cost, How
 from lowtide.engine.costs.devices import Device, find_device
 from lowtide.engine.costs.estimate import estimate
@@ -33,7 +33,7 @@ def costs(
     *,
     how: How = "measure",
     device: str | torch.device | None = None,
-    cache: bool = True,
+    cache: Caching = True,
     progress: Progress | None = None,
 ) -> list[Cost]:
     """The cost of each call, in order.
@@ -45,7 +45,8 @@ def costs(
         device: For a measurement, where to run (by default where the calls' tensors
             say). For an estimate, the name of a description such as "a100-80gb" or
             "file.toml:name" (by default this machine's processor).
-        cache: Whether measurements are read from and kept on disk.
+        cache: Whether measurements are read from and kept on disk; "refresh" measures
+            anew what is kept there already.
         progress: Called with the number of distinct calls done and their total.
 
     Raises:
@@ -94,21 +95,27 @@ def _real_device(
 def _measured(
     distinct: dict[str, Call],
     device: torch.device,
-    cache: bool,
+    cache: Caching,
     progress: Progress | None,
 ) -> dict[str, Cost]:
     begin = time.perf_counter()
+    load = machine_load()
     keys = {signature: _key(signature, device) for signature in distinct}
-    stored = load_costs() if cache else {}
-    known = {s: stored[k] for s, k in keys.items() if k in stored}
+    disk = CostCache() if cache else None
+    stored = disk.load(keys.values()) if disk and cache != "refresh" else {}
+    known = {
+        signature: stored[key].cost
+        for signature, key in keys.items()
+        if key in stored and not stored[key].is_outdone(load)
+    }
     missing = [call for s, call in distinct.items() if s not in known]
     num_cached = len(known)
-    unsaved: dict[str, Cost] = {}
+    unsaved: dict[str, Entry] = {}
     failed: list[str] = []
 
     def save(least: int) -> None:
-        if cache and len(unsaved) >= least:
-            store_costs(unsaved)
+        if disk and len(unsaved) >= least:
+            disk.store(unsaved)
             unsaved.clear()
 
     def done(call: Call, sample: Sample) -> None:
@@ -118,7 +125,8 @@ def _measured(
             known[signature] = estimate(call, _stand_in(device))
         else:
             cost = Cost(sample.seconds, sample.spread, sample.scratch_bytes)
-            known[signature] = unsaved[keys[signature]] = cost
+            known[signature] = cost
+            unsaved[keys[signature]] = Entry(cost, sample.runs, load)
         save(_STORE_EVERY)
         if progress is not None:
             progress(len(known), len(distinct))
@@ -130,11 +138,12 @@ def _measured(
     finally:
         save(1)
     if failed:
+        reasons = list(dict.fromkeys(failed))
         log.warning(
             "%d of %d ops cannot run alone, so their times are estimates: %s",
             len(failed),
             len(distinct),
-            "; ".join(failed[:3]) + ("; ..." if len(failed) > 3 else ""),
+            "; ".join(reasons[:3]) + ("; ..." if len(reasons) > 3 else ""),
         )
     log.info(
         "profile: %d distinct ops, %d measured, %d from the cache, in %.1f s",

@@ -9,7 +9,6 @@ from typing import Any
 
 from lowtide.errors import InvalidArgumentError
 from lowtide.reporting.data import build
-from lowtide.reporting.files import write_whole
 from lowtide.reporting.inputs import sort_things
 from lowtide.reporting.pictures.comparisons import draw_batch
 from lowtide.reporting.pictures.style import (
@@ -23,6 +22,7 @@ from lowtide.reporting.pictures.style import (
     picture,
     shown_as,
 )
+from lowtide.step.files import write_whole
 from lowtide.step.format import format_bytes, format_seconds
 from lowtide.step.graph import StepGraph
 from lowtide.step.names import KIND_NAMES

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -22,7 +21,7 @@ from lowtide.shell.options import flag
 from lowtide.shell.page import user_prints_elsewhere
 from lowtide.shell.progress import stage
 from lowtide.shell.target import load_api
-from lowtide.step.format import format_bytes
+from lowtide.step.format import format_bytes, format_seconds
 
 ENVIRONMENT = (
     "LOWTIDE_BUDGET",
@@ -70,7 +69,8 @@ def _calibrate(frame: Frame) -> None:
 
     with stage("measuring this machine") as advance:
         found = calibrate(progress=advance)
-    frame.saved.append(own_file())
+    if (file := own_file()) is not None:
+        frame.saved.append(file)
     frame.result({**asdict(found), "file": str(own_file())})
     bandwidth = format_bytes(int(found.bandwidth_bytes_per_second))
     frame.pairs(
@@ -178,16 +178,20 @@ def _installed(name: str) -> str:
 
 
 def _cache() -> list[Row]:
-    given = os.environ.get("LOWTIDE_CACHE_DIR")
-    folder = Path(given).expanduser() if given else Path.home() / ".cache" / "lowtide"
-    shown = str(folder).replace(str(Path.home()), "~", 1)
-    if not folder.exists():
-        return [("cache", shown, "not there yet; made when first needed")]
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    size = format_bytes(sum(path.stat().st_size for path in files))
+    try:
+        from lowtide.engine.costs.cache import CostCache, cache_directory
+    except Exception:  # torch cannot be imported, which another row says
+        return []
+    folder = cache_directory()
+    if folder is None:
+        return [("cache", "no home directory", "nothing is kept: LOWTIDE_CACHE_DIR")]
+    if not os.path.exists(folder):
+        return [("cache", str(folder), "not there yet; made when first needed")]
     if not os.access(folder, os.W_OK):
-        return [("cache", shown, f"{size}; may not be written to, so nothing is kept")]
-    return [("cache", shown, f"{len(files)} files, {size}")]
+        return [("cache", str(folder), "may not be written to, so nothing is kept")]
+    ages = CostCache().ages()
+    oldest = f", the oldest of {format_seconds(max(ages))} ago" if ages else ""
+    return [("cache", str(folder), f"{len(ages)} op times{oldest}")]
 
 
 def _environment() -> list[Row]:

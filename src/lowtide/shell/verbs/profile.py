@@ -42,12 +42,18 @@ def profile(
             metavar="storages|ops|modules", help="What the rows of --csv are."
         ),
     ] = "storages",
+    refresh: Annotated[
+        bool,
+        typer.Option(
+            "--refresh", help="Measure anew, whatever earlier profiles have kept."
+        ),
+    ] = False,
 ) -> None:
     """Show what a training step needs: bytes, time, and what holds them."""
     asked = source.asked
     for path in (output, plot, csv):
         frame.will_save(path)
-    step = source.step()
+    step = source.step(refresh=refresh)
     frame.save(output, lambda _: compact(step.to_dict()))
     frame.save(plot, lambda ending: _picture(step, ending))
     frame.save(csv, lambda _: _table(step, csv_of))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, Literal, TextIO
 from lowtide.errors import InvalidArgumentError
 from lowtide.step.analysis.ops import OpRecord, by_module, op_records
 from lowtide.step.analysis.storages import Lifetime, lifetimes
+from lowtide.step.files import write_whole
 from lowtide.step.graph import StepGraph
 
 Table = Literal["storages", "ops", "modules"]
@@ -40,10 +42,17 @@ def write_csv(step: StepGraph, out: TextIO, table: Table = "storages") -> None:
     write_rows(out, names, ([getattr(row, name) for name in names] for row in rows))
 
 
-def save_csv(step: StepGraph, path: str | Path, table: Table = "storages") -> None:
-    """Write a table into a file, which is replaced if it is there."""
-    with Path(path).open("w", encoding="utf-8", newline="") as out:
-        write_csv(step, out, table)
+def save_csv(
+    step: StepGraph,
+    path: str | Path,
+    table: Table = "storages",
+    *,
+    force: bool = False,
+) -> None:
+    """Write a table into a file; see `write_whole` for what it may replace."""
+    out = io.StringIO()
+    write_csv(step, out, table)
+    write_whole(path, out.getvalue(), force=force)
 
 
 def write_rows(
