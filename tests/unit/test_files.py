@@ -300,7 +300,7 @@ def test_names_links_and_permissions(tmp_path: Path) -> None:
 def test_no_cell_of_a_table_is_a_formula(tmp_path: Path) -> None:
     name = '=HYPERLINK("http://x")'
     ops = tuple(replace(op, name=name, module="@x", target="-x") for op in STEP.ops)
-    storages = tuple(replace(s, name="+1") for s in STEP.storages)
+    storages = tuple(replace(s, name="+x") for s in STEP.storages)
     step = replace(STEP, ops=ops, storages=storages)
     lowtide.export(step, None, tmp_path / "timeline", to="csv")
     for table in ("ops", "storages", "modules"):

@@ -205,7 +205,7 @@ def test_the_picture_is_drawn():
     assert timed == profile_picture(STEP, "svg")
     untimed = STEP.with_seconds([0.0] * len(STEP.ops))
     assert profile_picture(untimed, "svg") != timed
-    nothing = StepGraph.from_text("resident x 8\n-> x")
+    nothing = StepGraph.from_text("resident x 8\na = f(x) 8 bytes 0 s\n-> a")
     assert profile_picture(nothing, "svg").startswith(b"<?xml")
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._functorch._aot_autograd.descriptors import GradAOTOutput, PlainAOTInput
+from torch._subclasses import FakeTensor
 
 from lowtide.engine.bits import checksum
 from lowtide.engine.capture.joint import Piece
@@ -34,7 +35,9 @@ class SumWatch:
         self.hooks: list[Any] = []
 
     def start(self, inputs: Any) -> None:
-        """Before the first forward: listen at the parameters."""
+        """Before the first forward: listen at the parameters, if they are real."""
+        if any(isinstance(value, FakeTensor) for value in inputs):
+            return
         for place in self.places.values():
             parameter = inputs[place]
             if parameter.is_leaf and not parameter._backward_hooks:

@@ -131,7 +131,7 @@ def write_whole(path: str | Path, content: str | bytes, *, force: bool = False) 
         if real.exists() and not real.is_file() and not real.is_dir():
             _write_through(real, data)
             return target
-        refuse_foreign(real, force=force, content=data)
+        refuse_foreign(target, force=force, content=data)
         _replace(real, data)
     except OutputError:
         raise
