@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import operator
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
@@ -29,6 +29,7 @@ from torch._dispatch.python import all_py_loaded_overloads
 from torch._functorch import config
 from torch._functorch._aot_autograd import graph_capture, subclass_utils
 from torch._functorch._aot_autograd.schemas import MemoryFormatMeta
+from torch._ops import OpOverload
 from torch.fx.experimental import proxy_tensor
 
 from lowtide.engine.capture.prod import product_kernels
@@ -141,10 +142,10 @@ def _kernels_of_eager() -> Iterator[None]:
 
     They are there for symbolic shapes, which we do not have, and round otherwise than
     the kernels of eager. Those that tell tracing what eager's kernel does (`_KEPT`)
-    stay. Some ops get one of ours. Dropout does because the mask of `native_dropout` takes
-    a byte where eager's noise takes a number.
+    stay. Some ops get one of ours; dropout does because the mask of `native_dropout`
+    takes a byte where eager's noise takes a number.
     """
-    own = {
+    own: dict[OpOverload, Callable[..., Any]] = {
         aten.dropout.default: _dropout,
         aten.bernoulli_.float: _draw_in_memory_order,
         **product_kernels(),
@@ -164,8 +165,8 @@ def _kernels_of_eager() -> Iterator[None]:
             for key in hidden:
                 del op.py_kernels[key]
             if op in own:
-                keys = hidden or [DispatchKey.Autograd]
-                op.py_kernels.update(dict.fromkeys(keys, own[op]))
+                for key in hidden or [DispatchKey.Autograd]:
+                    op.py_kernels[key] = own[op]
             op._dispatch_cache.clear()
         yield
     finally:
