@@ -112,9 +112,26 @@ def test_dropout_draws_and_scales_as_eager(p: float, dtype: torch.dtype) -> None
     assert_as_eager(model, lambda m: m(x).square().sum())
 
 
-@pytest.mark.parametrize("layer", [nn.Dropout2d(0.3), nn.AlphaDropout(0.3)])
-def test_other_dropouts_draw_as_eager(layer: nn.Module) -> None:
-    assert_as_eager(After(layer), lambda m: m(IMAGES).square().sum())
+@pytest.mark.parametrize(
+    "layer",
+    [nn.Dropout(0.3), nn.Dropout2d(0.3), nn.AlphaDropout(0.3)],
+    ids=lambda layer: type(layer).__name__,
+)
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_random_layers_draw_as_eager(layer: nn.Module, channels_last: bool) -> None:
+    model, images = After(layer), IMAGES
+    if channels_last:
+        model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        images = images.contiguous(memory_format=torch.channels_last)
+    assert_as_eager(model, lambda m: m(images).square().sum())
+
+
+def test_dropout_keeps_a_mask_of_bytes() -> None:
+    model = After(nn.Dropout(0.3))
+    profile = lowtide.profile(model, IMAGES, loss=torch.sum, how="estimate")
+    (draws,) = [op for op in profile.ops if "dropout" in op.target and op.once]
+    assert draws.target == "aten.native_dropout.default"
+    assert "bool" in {profile.storages[s].dtype for s in draws.writes}
 
 
 # Autocast.

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import operator
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
@@ -29,6 +29,7 @@ from torch._dispatch.python import all_py_loaded_overloads
 from torch._functorch import config
 from torch._functorch._aot_autograd import graph_capture, subclass_utils
 from torch._functorch._aot_autograd.schemas import MemoryFormatMeta
+from torch._ops import OpOverload
 from torch.fx.experimental import proxy_tensor
 
 from lowtide.engine.capture.prod import product_kernels
@@ -141,10 +142,14 @@ def _kernels_of_eager() -> Iterator[None]:
 
     They are there for symbolic shapes, which we do not have, and round otherwise than
     the kernels of eager. Those that tell tracing what eager's kernel does (`_KEPT`)
-    stay. Products get one. Dropout gets another, because the mask of `native_dropout`
+    stay. Some ops get one of ours; dropout does because the mask of `native_dropout`
     takes a byte where eager's noise takes a number.
     """
-    own = {aten.dropout.default: _dropout, **product_kernels()}
+    own: dict[OpOverload, Callable[..., Any]] = {
+        aten.dropout.default: _dropout,
+        aten.bernoulli_.float: _draw_in_memory_order,
+        **product_kernels(),
+    }
     before = {
         op: dict(op.py_kernels)
         for op in list(all_py_loaded_overloads())
@@ -156,12 +161,12 @@ def _kernels_of_eager() -> Iterator[None]:
     }
     try:
         for op, kernels in before.items():
-            for key in filter(_is_before_autograd, kernels):
+            hidden = [key for key in kernels if _is_before_autograd(key)]
+            for key in hidden:
                 del op.py_kernels[key]
             if op in own:
-                # The second is asked first where the op is made of others.
-                op.py_kernels[DispatchKey.Autograd] = own[op]
-                op.py_kernels[DispatchKey.CompositeImplicitAutograd] = own[op]
+                for key in hidden or [DispatchKey.Autograd]:
+                    op.py_kernels[key] = own[op]
             op._dispatch_cache.clear()
         yield
     finally:
@@ -183,6 +188,21 @@ def _dropout(tensor: torch.Tensor, p: float, train: bool) -> torch.Tensor:
         return aten.native_dropout(tensor, p, train)[0]
     eager = aten.dropout.default._op_dk
     return eager(DispatchKey.CompositeImplicitAutograd, tensor, p, train)
+
+
+def _draw_in_memory_order(
+    tensor: torch.Tensor, p: float = 0.5, *, generator: torch.Generator | None = None
+) -> torch.Tensor:
+    """Fill a tensor in place, element after element as they lie in memory.
+
+    The form of this op that leaves its result beside has it contiguous, and so draws in
+    another order for an image with channels last.
+    """
+    strides = tensor.stride()
+    order = sorted(range(tensor.dim()), key=lambda place: -strides[place])
+    with torch._C._AutoDispatchBelowAutograd():
+        aten.bernoulli_.float(tensor.permute(order), p, generator=generator)
+    return tensor
 
 
 _mirror_as_torch: Any = torch._mirror_autograd_meta_to  # type: ignore[attr-defined]
