@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
-from torch._dynamo.source import FloatTensorSource
 from torch._guards import detect_fake_mode
 from torch._subclasses import FakeTensor
 
@@ -102,12 +101,10 @@ class Tracer:
     def __init__(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> None:
         self.gm = gm
         self.inputs: list[Any] = []
+        inputs = gm.graph.find_nodes(op="placeholder")
         self.can_trace = not any(
-            isinstance(getattr(node, "_dynamo_source", None), FloatTensorSource)
-            or not isinstance(value, torch.Tensor)
-            for node, value in zip(
-                gm.graph.find_nodes(op="placeholder"), example_inputs, strict=True
-            )
+            _is_number(node, value)
+            for node, value in zip(inputs, example_inputs, strict=True)
         )
         if self.can_trace:
             mode = detect_fake_mode(example_inputs)
@@ -149,6 +146,13 @@ class Tracer:
             for d in _DEVICES
             if d in on or torch.is_autocast_enabled(d)
         ]
+
+
+def _is_number(node: fx.Node, value: Any) -> bool:
+    """Whether this input is a Python number; dynamo passes a float as a tensor."""
+    return not isinstance(value, torch.Tensor) or (
+        value.dim() == 0 and all(user.target == "item" for user in node.users)
+    )
 
 
 class _Traced(Exception):
