@@ -17,11 +17,13 @@ from torch._guards import CompileContext
 
 from lowtide.engine.compile import compile_with
 from lowtide.engine.notices import warn
-from lowtide.engine.runtime import PlannedCall, Settings
+from lowtide.engine.planning import Planning, Settings
+from lowtide.engine.watch import Watch
 from lowtide.errors import InvalidArgumentError
 
+_NAME = 'torch.compile(backend="lowtide")'
 _KNOWN = ("budget", "planner", "time_limit", "cache")
-_CALLS: dict[Settings, PlannedCall] = {}
+_PLANNING: dict[Settings, Planning] = {}
 
 
 def lowtide(
@@ -46,9 +48,9 @@ def lowtide(
     _warn_of_the_limit()
     # Graphs with the same options share one ledger, which knows what each forward holds
     # for a backward that may still come: they may be one step's.
-    call = _CALLS.setdefault(settings, PlannedCall(lambda: None, settings))
-    call.start_anew()
-    return compile_with(call.decide_next, call.watch)(gm, example_inputs)
+    planning = _PLANNING.setdefault(settings, Planning(_NAME, settings, (), Watch()))
+    planning.start_anew()
+    return compile_with(planning.decide_next, planning.watch)(gm, example_inputs)
 
 
 def _warn_of_the_limit() -> None:
@@ -57,7 +59,7 @@ def _warn_of_the_limit() -> None:
     limit = torch._dynamo.config.recompile_limit
     if now is not None and (now.frame_compile_id or 0) == limit - 1:
         warn(
-            f'torch.compile(backend="lowtide"): this is graph {limit} of one function, '
+            f"{_NAME}: this is graph {limit} of one function, "
             "and torch.compile stops there (torch._dynamo.config.recompile_limit): "
             "further shapes will run under no budget. Raise the limit, or use "
             "lowtide.optimize, which has none."
@@ -75,7 +77,7 @@ def _settings(options: dict[str, Any]) -> Settings:
     budget = options.get("budget", os.environ.get("LOWTIDE_BUDGET"))
     if budget is None and os.environ.get("LOWTIDE_DISABLE") != "1":
         raise InvalidArgumentError(
-            'torch.compile(backend="lowtide")',
+            _NAME,
             "no budget was given and LOWTIDE_BUDGET is not set",
             'Write options={"budget": "6 GiB"}',
         )

@@ -124,12 +124,21 @@ class CaptureError(LowtideError, RuntimeError):
         op: The operation it happened at.
         location: The user's `file:line`.
         fix: What to do.
+        passed: Files and lines that the error passed through in another process, of
+            which no traceback is here.
     """
 
     def __init__(
-        self, reason: str, *, op: str = "", location: str = "", fix: str = ""
+        self,
+        reason: str,
+        *,
+        op: str = "",
+        location: str = "",
+        fix: str = "",
+        passed: tuple[tuple[str, int], ...] = (),
     ) -> None:
         self.reason = reason
+        self.passed = passed
         self.op = op
         self.location = location
         where = (f" at op {op}" if op else "") + (f" ({location})" if location else "")

@@ -16,7 +16,8 @@ from torch import nn
 
 from lowtide import planners
 from lowtide.engine.api import arguments_of
-from lowtide.engine.runtime import PlannedCall, Settings
+from lowtide.engine.planning import Settings
+from lowtide.engine.runtime import PlannedCall
 from lowtide.engine.training import default_loss
 from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan

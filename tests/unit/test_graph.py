@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -92,7 +91,7 @@ def test_the_fingerprint_is_of_structure_and_not_of_time() -> None:
     assert replace(step, ops=(other, *step.ops[1:])).fingerprint != step.fingerprint
 
 
-def test_ten_thousand_ops_load_in_under_a_second(tmp_path: Path) -> None:
+def test_ten_thousand_ops_survive_a_file(tmp_path: Path) -> None:
     storages = [Storage(0, "x", 64, kind="input", resident=True, shape=(4, 4))]
     ops: list[Op] = []
     for i in range(10_000):
@@ -103,9 +102,9 @@ def test_ten_thousand_ops_load_in_under_a_second(tmp_path: Path) -> None:
         )
     step = StepGraph(tuple(ops), tuple(storages), outputs=(10_000,))
     step.save(tmp_path / "large.step.json")
-    start = time.process_time()
-    StepGraph.load(tmp_path / "large.step.json")
-    assert time.process_time() - start < 1.0
+    loaded = StepGraph.load(tmp_path / "large.step.json")
+    assert loaded.fingerprint == step.fingerprint
+    assert loaded.ops == step.ops
 
 
 def test_a_kept_set_is_recomputed_late_and_only_where_needed() -> None:

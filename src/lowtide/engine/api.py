@@ -24,8 +24,9 @@ from lowtide.engine.meter import (
     timed,
 )
 from lowtide.engine.notices import warn
+from lowtide.engine.planning import Settings
 from lowtide.engine.prepare import prepare
-from lowtide.engine.runtime import PlannedCall, Settings
+from lowtide.engine.runtime import PlannedCall
 from lowtide.engine.trace import look
 from lowtide.engine.training import Loss, default_loss, training_step
 from lowtide.engine.verify import Verification, compare

@@ -36,7 +36,8 @@ from lowtide.engine.capture.eager import (
     compute_as_eager,
     tracing_as_eager,
 )
-from lowtide.engine.capture.joint import Piece, read_joint
+from lowtide.engine.capture.joint import read_joint
+from lowtide.engine.capture.piece import Piece
 from lowtide.engine.capture.zeros import guess_absent, without_tangents
 from lowtide.engine.notices import warn
 from lowtide.engine.orders import Orders

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from lowtide.engine.capture.joint import Piece
+from lowtide.engine.capture.piece import Piece
 from lowtide.engine.capture.step import step_of
 from lowtide.errors import PlanMismatchError
 from lowtide.step.plan import Plan

@@ -12,7 +12,8 @@ from torch.fx.graph import _BoxedCodeGen
 
 from lowtide.engine.capture.arrival import Tracer
 from lowtide.engine.capture.eager import AS_OUTPUTS, Arrival, compute_as_eager
-from lowtide.engine.capture.joint import Piece, read_joint
+from lowtide.engine.capture.joint import read_joint
+from lowtide.engine.capture.piece import Piece
 from lowtide.engine.capture.step import step_of
 from lowtide.engine.capture.zeros import without_tangents
 from lowtide.engine.rewrite import backward_from, saved_name

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from lowtide.engine.capture.call import Call, calls_of
-from lowtide.engine.capture.joint import Piece
+from lowtide.engine.capture.piece import Piece
 from lowtide.engine.capture.record import Recording, compose
 from lowtide.engine.capture.step import piece_op, step_of
 from lowtide.engine.costs import costs, state_bytes, total_cost

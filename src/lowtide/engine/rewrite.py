@@ -21,7 +21,7 @@ import torch
 from torch import fx
 
 from lowtide.engine.capture.fold import Follower
-from lowtide.engine.capture.joint import NUMBERS, Piece, PieceOp, tensors_of
+from lowtide.engine.capture.piece import NUMBERS, Piece, PieceOp, tensors_of
 from lowtide.engine.capture.step import piece_op
 from lowtide.engine.draws import draw, draw_again, generator_state
 from lowtide.errors import CaptureError

@@ -15,11 +15,8 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,58 +24,23 @@ from torch import nn
 from torch._dynamo.exc import TorchDynamoException
 from torch.utils import _pytree as pytree
 
-from lowtide import planners
 from lowtide.engine.bits import Unchanged
-from lowtide.engine.capture.joint import Piece
-from lowtide.engine.capture.step import step_of
 from lowtide.engine.compile import compiled, explain_failure, reason_of
-from lowtide.engine.notices import announce, warn
-from lowtide.engine.orders import Orders, orders_of
-from lowtide.engine.prepare import Unpriced, prepare, with_room_at_turn
-from lowtide.engine.shares import plans_by_share
-from lowtide.engine.trace import look
-from lowtide.engine.training import default_loss
+from lowtide.engine.notices import warn
+from lowtide.engine.planning import MOST_PIECES, Planning, Route, Settings, name_of
 from lowtide.engine.watch import Watch
 from lowtide.errors import (
-    BudgetTooSmallError,
     CaptureError,
     LowtideError,
     NoTrainingGraphError,
-    PlanMismatchError,
 )
 from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan
-from lowtide.step.units import to_bytes
 
 log = logging.getLogger("lowtide.run")
 
-# How many graphs are planned for one kind of input before its changes are given up on.
-MOST_PLANS = 8
-MOST_PIECES = 64
 # Dynamo and its settings belong to the process.
 _PLANNING = threading.RLock()
-
-
-@dataclass(frozen=True)
-class Settings:
-    """A budget, and how to plan for it. `verify_every`: 0 never, n every n-th call."""
-
-    budget: Any
-    planner: str = "auto"
-    optimizer: torch.optim.Optimizer | None = None
-    time_limit: float = 10.0
-    cache: bool = True
-    verify_every: int = 0
-
-
-@dataclass(eq=False)
-class Route:
-    """How calls with one kind of input run: compiled, or as they are."""
-
-    run: Callable[..., Any] | None = None
-    is_whole: bool = True
-    num_plans: int = 0
-    most_plans: int = MOST_PLANS
 
 
 class _NotCapturedError(Exception):
@@ -109,15 +71,22 @@ class PlannedCall:
         self.modules = tuple(modules)
         self.check = check
         self.routes: dict[Any, Route] = {}
-        self.route = Route()
-        self.plans: list[Plan] = []
-        self.steps: list[StepGraph] = []
         self.watch = Watch()
+        self.planning = Planning(name_of(function), asked, self.modules, self.watch)
         self.num_calls = 0
         self.num_training_calls = 0
         self.is_watching = True
         self.trains_in_evaluation = False
-        self.forwards_before = 0
+
+    @property
+    def plans(self) -> list[Plan]:
+        """The plans made so far."""
+        return self.planning.plans
+
+    @property
+    def steps(self) -> list[StepGraph]:
+        """The steps that they are for."""
+        return self.planning.steps
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the call, planned if it is a training call."""
@@ -164,7 +133,7 @@ class PlannedCall:
     def run_route(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the call as calls of its kind run."""
         key = (self.state_of_modules(), _kind_of_input(args, kwargs))
-        route = self.route = self.routes.get(key) or Route()
+        route = self.planning.route = self.routes.get(key) or Route()
         is_known = key in self.routes
         self.routes[key] = route
         if is_known and route.run is None:
@@ -206,7 +175,7 @@ class PlannedCall:
             return
         self.trains_in_evaluation = True
         warn(
-            f"lowtide.optimize({_name(self.function)}): a gradient was computed in "
+            f"{self.planning.name}: a gradient was computed in "
             "evaluation mode. This step ran unplanned; those after it are planned in "
             "evaluation mode too."
         )
@@ -236,18 +205,10 @@ class PlannedCall:
         self.watch.graphs = 0
         self.forget()
 
-    def start_anew(self) -> None:
-        """For a graph that arrives by itself, without a call of ours around it."""
-        self.route = Route()
-        self.forwards_before = self.watch.forwards
-        self.plans.clear()
-        self.steps.clear()
-
     def forget(self) -> None:
         """Let go of all plans and what was compiled for them."""
         self.routes.clear()
-        self.plans.clear()
-        self.steps.clear()
+        self.planning.start_anew()
 
     def state_of_modules(self) -> Any:
         """What changes the captured graph, or what it may use, besides the inputs."""
@@ -297,7 +258,7 @@ class PlannedCall:
             return self.function(*args, **kwargs)
         call = compiled(
             self.function,
-            self.decide_alone,
+            self.planning.decide_alone,
             self.watch,
             fullgraph=True,
             with_numbers=is_new,
@@ -312,7 +273,7 @@ class PlannedCall:
         if route.num_plans > route.most_plans:
             return self.run_unplanned(route, reason, args, kwargs)
         try:
-            decide = self.decide_together(args, kwargs)
+            decide = self.planning.decide_together(self.function, args, kwargs)
         except LowtideError:
             raise
         except Exception as error:
@@ -326,9 +287,9 @@ class PlannedCall:
         except _NotCapturedError as error:
             return self.run_unplanned(route, str(error), args, kwargs)
         left = self.watch.left[num_left:]
-        if left and self.watch.forwards > self.forwards_before:
+        if left and self.watch.forwards > self.planning.forwards_before:
             warn(
-                f"lowtide.optimize({_name(self.function)}): {len(left)} of its graphs "
+                f"{self.planning.name}: {len(left)} of its graphs "
                 f"cannot be planned and run as they are. Found: {left[0]}"
             )
         return self.arrived(route, call, outputs, reason)
@@ -337,11 +298,11 @@ class PlannedCall:
         self, route: Route, call: Callable[..., Any], outputs: Any, reason: str = ""
     ) -> Any:
         """Take this way from now on, if planned graphs ran on it."""
-        if self.watch.forwards > self.forwards_before:
+        if self.watch.forwards > self.planning.forwards_before:
             route.run = call
             return outputs
         leaves = pytree.tree_leaves(outputs)
-        asked = f"lowtide.optimize({_name(self.function)})"
+        asked = self.planning.name
         if not any(isinstance(v, torch.Tensor) and v.requires_grad for v in leaves):
             cause = ""
             if self.watch.unplanned:
@@ -367,7 +328,7 @@ class PlannedCall:
         raised until then is about capturing; an error of the user's own will come
         again. Between pieces the user's code has run.
         """
-        before = self.forwards_before = self.watch.forwards
+        before = self.planning.forwards_before = self.watch.forwards
         try:
             return call(*args, **kwargs)
         except Exception as error:
@@ -388,7 +349,7 @@ class PlannedCall:
         """The last rung."""
         route.run = None
         warn(
-            f"lowtide.optimize({_name(self.function)}): this step cannot be planned. "
+            f"{self.planning.name}: this step cannot be planned. "
             f"It runs as it is, under no budget. Found: {reason} Optimize a part of "
             "the model that can be captured, or the function that computes the loss."
         )
@@ -435,135 +396,6 @@ class PlannedCall:
         finally:
             self.is_watching = before
 
-    # Deciding.
-
-    def decide_alone(self, piece: Piece) -> Orders:
-        """The order of a piece that is the whole step."""
-        if isinstance(self.asked, Plan):
-            return orders_of(self.asked, piece)
-        return orders_of(self.plan(self.step_of_piece(piece)), piece)
-
-    def decide_together(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Callable[[Piece], Orders]:
-        """How to run each of several pieces under one budget."""
-        if isinstance(self.asked, Plan):
-            return self.decide_by(self.asked)
-        try:
-            seen = look(
-                self.function, args, kwargs, modules=self.modules, loss=default_loss
-            )
-        except CaptureError as error:
-            # No loss was found in what the model returns, or its code looks at values.
-            # Then each graph is planned when it arrives, against what is held by then.
-            log.info("no dry run: %s", error)
-            return self.decide_next
-        if seen.whole is not None:
-            return self.decide_by(self.plan(self.prepared(seen.whole)))
-        steps = [self.prepared(piece) for piece in seen.pieces]
-        plans = plans_by_share(
-            steps,
-            seen.visits,
-            budget=self.asked.budget,
-            planner=self.asked.planner,
-            time_limit=self.asked.time_limit,
-        )
-        self.plans += plans
-        self.steps += steps
-        return self.decide_by(*plans)
-
-    def decide_by(self, *plans: Plan) -> Callable[[Piece], Orders]:
-        """How these plans run each piece as it arrives; equal ones arrive in order."""
-        known = {p.fingerprint: plan for plan in plans for p in plan.pieces}
-        arrived: Counter[str] = Counter()
-
-        def decide(piece: Piece) -> Orders:
-            fingerprint = step_of(piece).fingerprint
-            arrived[fingerprint] += 1
-            plan = known.get(fingerprint, plans[0])
-            try:
-                return orders_of(plan, piece, arrived[fingerprint] - 1)
-            except PlanMismatchError as error:
-                if isinstance(self.asked, Plan):
-                    raise
-                log.info("a graph that was not foreseen: %s", error)
-                return self.decide_next(piece)
-
-        return decide
-
-    def decide_next(self, piece: Piece) -> Orders:
-        """The order of a piece that is not the whole step, as it arrives.
-
-        It is planned in what the graphs before it leave while they wait for their
-        backwards. What comes after it is not known yet. If something has run already,
-        a piece that does not fit gets its lowest plan instead of an error.
-        """
-        assert isinstance(self.asked, Settings)
-        step = self.step_of_piece(piece)
-        held = self.watch.held_bytes
-        budget_bytes = to_bytes(
-            self.asked.budget, baseline_bytes=step.eager_peak_bytes + held
-        )
-        try:
-            plan = self.plan(step, limit_bytes=max(0, budget_bytes - held))
-        except BudgetTooSmallError as error:
-            least = BudgetTooSmallError(
-                budget_bytes, error.floor_bytes + held, error.blame
-            )
-            if self.watch.forwards == self.forwards_before:
-                raise least from None
-            warn(f"lowtide.optimize({_name(self.function)}): {least}")
-            plan = self.plan(step, limit_bytes=error.floor_bytes)
-        return orders_of(plan, piece)
-
-    def step_of_piece(self, piece: Piece) -> StepGraph:
-        """The step of one piece, with room at its turn for a loss outside.
-
-        Until it has been seen, a loss is taken to need three times the bytes of the
-        outputs it is computed from: what it saves and what it is computing.
-        """
-        large = [
-            s
-            for place, node in enumerate(piece.tangents)
-            if place not in piece.absent_tangents
-            for s in piece.storage_of[node]
-            if piece.storages[s].nbytes > 64
-        ]
-        step = self.prepared(piece)
-        return with_room_at_turn(step, 3 * sum(step.sizes[s] for s in large))
-
-    def prepared(self, source: Piece | Unpriced) -> StepGraph:
-        assert isinstance(self.asked, Settings)
-        self.route.num_plans += 1
-        if self.route.num_plans > self.route.most_plans:
-            raise CaptureError(
-                f"its graph has changed {self.route.most_plans} times although its "
-                "inputs are of the same kind",
-                fix="Pass what changes as a tensor",
-            )
-        return prepare(
-            source,
-            self.modules,
-            optimizer=self.asked.optimizer,
-            cache=self.asked.cache,
-        )
-
-    def plan(self, step: StepGraph, *, limit_bytes: int | None = None) -> Plan:
-        """The plan for a step within the budget, or this limit; it is remembered."""
-        assert isinstance(self.asked, Settings)
-        if limit_bytes is None:
-            limit_bytes = to_bytes(
-                self.asked.budget, baseline_bytes=step.eager_peak_bytes
-            )
-        started = time.perf_counter()
-        plan = planners.load(self.asked.planner).plan(
-            step, limit_bytes, time_limit=self.asked.time_limit
-        )
-        announce(step, plan, time.perf_counter() - started)
-        self.plans.append(plan)
-        self.steps.append(step)
-        return plan
-
 
 def _kind_of_input(args: Any, kwargs: Any) -> Any:
     leaves, structure = pytree.tree_flatten((args, kwargs))
@@ -601,10 +433,3 @@ def _is_lazy(module: nn.Module) -> bool:
     kinds = nn.UninitializedParameter | nn.UninitializedBuffer
     values = (*module.parameters(), *module.buffers())
     return any(isinstance(v, kinds) for v in values)
-
-
-def _name(function: Any) -> str:
-    owner = getattr(function, "__self__", None)
-    if isinstance(owner, nn.Module):
-        return type(owner).__name__
-    return getattr(function, "__qualname__", type(function).__name__)

@@ -18,7 +18,7 @@ from torch._functorch._aot_autograd.descriptors import GradAOTOutput, PlainAOTIn
 from torch._subclasses import FakeTensor
 
 from lowtide.engine.bits import checksum
-from lowtide.engine.capture.joint import Piece
+from lowtide.engine.capture.piece import Piece
 from lowtide.engine.notices import warn
 
 _ADD = torch.ops.aten.add.Tensor

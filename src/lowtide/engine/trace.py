@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils import _pytree as pytree
 
 from lowtide.engine.aside import run_aside
-from lowtide.engine.capture.joint import Piece
+from lowtide.engine.capture.piece import Piece
 from lowtide.engine.capture.record import Recorder, Recording
 from lowtide.engine.compile import compiled
 from lowtide.engine.orders import keep_everything
@@ -118,6 +119,7 @@ def _failed_capture(error: Exception) -> CaptureError:
             fix="Keep shapes fixed, as with torch.where in place of a mask, or use "
             "lowtide.optimize, which plans such a model piece by piece as it runs",
         )
+    passed = tuple(_passed(error))
     if inner:
         reason = inner[1]
     elif explained:
@@ -127,7 +129,21 @@ def _failed_capture(error: Exception) -> CaptureError:
     return CaptureError(
         reason if len(reason) <= 400 else reason[:400] + " ...",
         fix="Check that loss(model(batch)).backward() runs without lowtide",
+        passed=passed,
     )
+
+
+def _passed(error: BaseException) -> Iterator[tuple[str, int]]:
+    """Files and lines that an error passed through, its causes' included."""
+    seen: BaseException | None = error
+    while seen is not None:
+        for frame, line in traceback.walk_tb(seen.__traceback__):
+            yield frame.f_code.co_filename, line
+        # While torch compiles, the user's lines are in the text.
+        _, _, users = str(seen).partition("from user code:")
+        for file, line in re.findall(r'File "([^"]+)", line (\d+)', users):
+            yield file, int(line)
+        seen = seen.__cause__ or seen.__context__
 
 
 def _recording(

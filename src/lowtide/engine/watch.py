@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lowtide.engine.bits import Unchanged
-from lowtide.engine.capture.joint import Piece
+from lowtide.engine.capture.piece import Piece
 from lowtide.errors import VerificationError
 from lowtide.step.graph import Phase
 

@@ -114,6 +114,7 @@ def user_place(error: BaseException) -> tuple[str, int, str] | None:
     for link in _chain(error):
         passed = traceback.walk_tb(link.__traceback__)
         places = [(frame.f_code.co_filename, line) for frame, line in passed]
+        places += getattr(link, "passed", ())
         for file, line in (*places, *_told(str(link))):
             if _is_users(file):
                 found = (shown(file), line, linecache.getline(file, line).strip())

@@ -10,7 +10,8 @@ import torch
 from torch import fx
 from torch.types import py_sym_types
 
-from lowtide.engine.capture.joint import PieceOp, signature_of_call
+from lowtide.engine.capture.naming import signature_of_call
+from lowtide.engine.capture.piece import PieceOp
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ import torch
 from torch import fx
 
 if TYPE_CHECKING:
-    from lowtide.engine.capture.joint import Piece, PieceOp
+    from lowtide.engine.capture.piece import Piece, PieceOp
 
 aten = torch.ops.aten
 

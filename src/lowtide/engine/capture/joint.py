@@ -20,9 +20,8 @@ What the analysis decides:
 from __future__ import annotations
 
 import operator
-import re
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import fx
@@ -31,17 +30,23 @@ from torch._functorch._aot_autograd.descriptors import (
     InputMutationAOTOutput,
     PlainAOTInput,
 )
-from torch.types import py_sym_types
 from torch.utils import _pytree as pytree
 
-from lowtide.engine.capture.fold import Follower, fold_in_place
+from lowtide.engine.capture.fold import fold_in_place
+from lowtide.engine.capture.naming import source_of
+from lowtide.engine.capture.piece import (
+    NUMBERS,
+    Piece,
+    PieceOp,
+    PieceStorage,
+    tensors_of,
+)
 from lowtide.engine.draws import can_draw_again
 from lowtide.errors import CaptureError
-from lowtide.step.graph import Kind, StepGraph
+from lowtide.step.graph import Kind
 
 aten = torch.ops.aten
 
-Variant = Literal["plain", "replay", "without_statistics"]
 RANDOM = "draws random numbers"
 CHANGES_STATE = "changes state"
 READS_CHANGED = "reads state that the step changes"
@@ -52,78 +57,7 @@ UNKNOWN = "is not known to give the same bits again"
 _DETERMINISTIC_NAMESPACES = frozenset(("aten", "prims", "torchvision"))
 
 _BATCH_NORM = aten._native_batch_norm_legit_functional.default
-NUMBERS = (int, float, *py_sym_types)
 _RNG_STATE_BYTES = {"cpu": 5056, "cuda": 16}
-
-
-@dataclass(slots=True)
-class PieceStorage:
-    """A storage of a piece; `base` is the fx node whose value spans it."""
-
-    name: str
-    nbytes: int
-    kind: Kind
-    resident: bool
-    shape: tuple[int, ...]
-    dtype: str
-    base: fx.Node | None
-    is_rng_state: bool = False
-
-
-@dataclass(slots=True)
-class PieceOp:
-    """An op of a piece: which fx node it runs, and in which form.
-
-    `then` are the elementwise ops folded into it, which overwrite one of its results.
-    """
-
-    node: fx.Node
-    variant: Variant
-    reads: tuple[int, ...]
-    writes: tuple[int, ...]
-    once: str = ""
-    is_forward: bool = True
-    then: tuple[Follower, ...] = ()
-
-    @property
-    def standby(self) -> bool:
-        """Whether only a plan runs it, never the baseline."""
-        return self.variant != "plain"
-
-
-@dataclass(slots=True)
-class Piece:
-    """A captured graph with its tables.
-
-    `absent_tangents` are the tangents that this reading of the graph takes to be zero:
-    outputs returned beside a loss that nobody differentiates. `kept_bytes` is what its
-    forward keeps for its backward once it is planned, `step` what `step_of` made of
-    it. `unfolded` are the ops as eager
-    runs them, each with a result of its own.
-    """
-
-    joint: fx.GraphModule
-    storages: list[PieceStorage]
-    ops: list[PieceOp]
-    storage_of: dict[fx.Node, tuple[int, ...]]
-    views: set[fx.Node]
-    primals: list[fx.Node]
-    tangents: list[fx.Node]
-    forward_outputs: list[Any]
-    gradients: list[Any]
-    mutated_inputs: dict[int, int]
-    held_outputs: tuple[int, ...]
-    absent_tangents: frozenset[int] = frozenset()
-    kept_bytes: int = 0
-    step: StepGraph | None = None
-    unfolded: list[PieceOp] = field(default_factory=list["PieceOp"])
-    nodes_of: dict[int, list[fx.Node]] = field(default_factory=dict)
-
-
-def tensors_of(node: fx.Node) -> list[torch.Tensor]:
-    """The (fake) tensors among a node's values."""
-    leaves = pytree.tree_leaves(node.meta.get("val"))
-    return [v for v in leaves if isinstance(v, torch.Tensor)]
 
 
 def read_joint(
@@ -482,56 +416,3 @@ def _really_random(node: fx.Node) -> bool:
                 )
             return bool(given != 0.0)
     return True
-
-
-_FILE_LINE = re.compile(r'File "([^"]+)", line (\d+)')
-
-
-def source_of(node: fx.Node) -> str:
-    """The user's `file.py:line` that this node comes from, or nothing."""
-    places = _FILE_LINE.findall(node.meta.get("stack_trace") or "")
-    if not places:
-        return ""
-    path, line = places[-1]
-    return f"{path.rsplit('/', 1)[-1]}:{line}"
-
-
-# Dynamo names the root by the variable that holds it: a local, a global, a cell.
-_ROOT = re.compile(r"^(?:[LG]\['\w+'\]|.*cell_contents)(?:\.__self__)?")
-
-
-def module_of(node: fx.Node) -> str:
-    """The module path that this node comes from, such as `layers.3.mlp`."""
-    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
-    if not stack:
-        return ""
-    path = _ROOT.sub("", list(stack.values())[-1][0])
-    path = re.sub(r"\[['\"]?([^\]'\"]+)['\"]?\]", r".\1", path)
-    path = re.sub(r"(^|\.)(_modules|_orig_mod)(?=\.|$)", "", path)
-    return re.sub(r"\.+", ".", path).strip(".")
-
-
-def signature_of(op: PieceOp) -> str:
-    """The op, and those folded into it, with shapes, strides and plain arguments."""
-    suffix = "" if op.variant == "plain" else f"/{op.variant}"
-    first = signature_of_call(f"{op.node.target}{suffix}", op.node)
-    return " + ".join([first, *(signature_of_call(f.target, f.node) for f in op.then)])
-
-
-def signature_of_call(target: Any, node: fx.Node) -> str:
-    """One call with shapes, strides, dtypes and plain arguments."""
-
-    def show(value: Any) -> str:
-        if isinstance(value, fx.Node):
-            shown = [
-                f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}{t.stride()}"
-                for t in tensors_of(value)
-            ]
-            return "+".join(shown)
-        if isinstance(value, list | tuple):
-            return "[" + ",".join(show(v) for v in value) + "]"
-        return str(value)
-
-    arguments = [show(a) for a in node.args]
-    arguments += [f"{k}={show(v)}" for k, v in node.kwargs.items()]
-    return f"{target}({', '.join(arguments)})"

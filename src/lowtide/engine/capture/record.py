@@ -20,7 +20,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lowtide.engine.capture.joint import Piece
+from lowtide.engine.capture.piece import Piece
 from lowtide.engine.capture.step import ALIGNMENT_BYTES, step_of
 from lowtide.step.graph import Op, Phase, Region, StepGraph, Storage, check_graph
 

@@ -5,14 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from lowtide.engine.capture.joint import (
-    Piece,
-    PieceOp,
-    module_of,
-    signature_of,
-    source_of,
-    tensors_of,
-)
+from lowtide.engine.capture.naming import module_of, signature_of, source_of
+from lowtide.engine.capture.piece import Piece, PieceOp, tensors_of
 from lowtide.step.graph import FOLDED, Op, Region, StepGraph, Storage, check_graph
 
 ALIGNMENT_BYTES = {"cpu": 64, "cuda": 512}
