@@ -16,7 +16,8 @@ from torch import nn
 
 from lowtide import planners
 from lowtide.engine.api import arguments_of
-from lowtide.engine.planning import Settings
+from lowtide.engine.bits import same_bits
+from lowtide.engine.planning import Planning, Settings
 from lowtide.engine.runtime import PlannedCall
 from lowtide.engine.training import default_loss
 from lowtide.step.graph import StepGraph
@@ -24,7 +25,7 @@ from lowtide.step.plan import Plan
 from tests.exactness.models import CASES, Case
 
 
-class BetweenFloorAndBaseline(PlannedCall):
+class BetweenFloorAndBaseline(Planning):
     """Plans each step for a budget at a share of the way from its floor up."""
 
     share = 0.0
@@ -47,8 +48,10 @@ def between(share: float) -> Callable[[nn.Module], PlannedCall]:
 
     def make(model: nn.Module) -> PlannedCall:
         settings = Settings(budget=1, time_limit=1.0, cache=False)
-        call = BetweenFloorAndBaseline(model._call_impl, settings, [model])
-        call.share = share
+        call = PlannedCall(model._call_impl, settings, [model])
+        planning = BetweenFloorAndBaseline("it", settings, [model], call.watch)
+        planning.share = share
+        call.planning = planning
         return call
 
     return make
@@ -115,7 +118,7 @@ def assert_same(actual: list[dict[str, Any]], expected: list[dict[str, Any]]) ->
             if value is None:
                 assert a[name] is None, f"step {number}: {name}"
             else:
-                assert torch.equal(a[name], value), f"step {number}: {name}"
+                assert same_bits(a[name], value), f"step {number}: {name}"
 
 
 # Their backward reads only what they return, or what may not be made again.

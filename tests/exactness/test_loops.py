@@ -20,6 +20,7 @@ from torch.nn import functional as F
 import lowtide
 from lowtide.engine.bits import same_bits
 from lowtide.errors import (
+    BudgetTooSmallError,
     InvalidScheduleError,
     LowtideWarning,
     VerificationError,
@@ -517,6 +518,16 @@ def test_what_trains_without_lowtide_trains_with_it(name: str):
         output.sum().backward()
 
     agree(HARD[name](), run, steps=3)
+
+
+def test_a_budget_that_cannot_be_kept_is_refused_before_anything_runs():
+    model = Branching()
+    lowtide.optimize(model, budget=1)
+    seen = []
+    model.second.register_forward_hook(lambda *_: seen.append(1))
+    with pytest.raises(BudgetTooSmallError):
+        model(torch.randn(4, 8))
+    assert not seen
 
 
 def test_a_lazy_module_is_planned_once_it_has_shapes():

@@ -142,6 +142,14 @@ def explain_failure(error: BaseException) -> BaseException:
     return error
 
 
+class Refusal(BaseException):
+    """An error of ours on its way through dynamo, which goes on behind all others."""
+
+    def __init__(self, error: LowtideError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 def reason_of(error: BaseException) -> str:
     """Why a graph could not be captured, in one line."""
     found = explain_failure(error)
@@ -171,9 +179,10 @@ def compile_with(
             return _compile(gm, example_inputs, decide, watch)
         except Exception as error:
             found = explain_failure(error)
-            ours = isinstance(found, LowtideError)
-            if not lenient or (ours and not isinstance(found, CaptureError)):
+            if not lenient:
                 raise
+            if isinstance(found, LowtideError) and not isinstance(found, CaptureError):
+                raise Refusal(found) from None
             watch.left.append(reason_of(error))
             log.info("a graph runs as it is: %s", watch.left[-1], exc_info=True)
             return gm.forward

@@ -25,7 +25,7 @@ from torch._dynamo.exc import TorchDynamoException
 from torch.utils import _pytree as pytree
 
 from lowtide.engine.bits import Unchanged
-from lowtide.engine.compile import compiled, explain_failure, reason_of
+from lowtide.engine.compile import Refusal, compiled, explain_failure, reason_of
 from lowtide.engine.notices import warn
 from lowtide.engine.planning import MOST_PIECES, Planning, Route, Settings, name_of
 from lowtide.engine.watch import Watch
@@ -331,6 +331,8 @@ class PlannedCall:
         before = self.planning.forwards_before = self.watch.forwards
         try:
             return call(*args, **kwargs)
+        except Refusal as refusal:
+            raise refusal.error from None
         except Exception as error:
             found = explain_failure(error)
             can_fall_back = isinstance(found, CaptureError | TorchDynamoException)
