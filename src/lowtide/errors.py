@@ -72,7 +72,7 @@ class BudgetTooSmallError(LowtideError, ValueError):
 
     Args:
         budget_bytes: The peak that was asked for.
-        floor_bytes: The least peak that can be reached.
+        floor_bytes: The lowest peak that was found.
         blame: What holds the floor there, e.g. "parameters 0.46 GiB, gradients 0.46
             GiB and layers.11.attn backward 0.86 GiB".
     """

@@ -109,3 +109,11 @@ def test_every_figure_is_read_from_a_result():
     for name in asked:
         rows = figures.table(name).splitlines()
         assert sum(row.startswith("|") for row in rows) >= 3, name
+
+
+def test_included_files_are_included():
+    """A formatter once split the marker, and the page showed it instead of the file."""
+    for page in (ROOT / "docs").glob("*.md"):
+        for line in page.read_text().splitlines():
+            if line.replace(" ", "").startswith("--8"):
+                assert line.startswith('--8<-- "'), f"{page.name}: {line}"
