@@ -1,16 +1,29 @@
 # `make demo` and `make test` need only python3 (3.11 or newer) with its venv module.
 VENV ?= .venv
 PYTHON ?= python3
+
+# `make test TORCH=2.15.0` tests with another torch, in an environment of its own. The
+# other packages are the newest that go with it.
+ifdef TORCH
+VENV := .venv-$(TORCH)
+PINS := torch==$(TORCH)
+else
+PINS := -c constraints.txt
+endif
+
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST_ARGS ?= -n 2
+EXTRAS ?= dev
 
-.PHONY: help demo test test-slow lint docs bench clean
+.PHONY: help demo test test-slow test-integrations lint docs bench clean
 
 help:
 	@echo "make demo       install, then train a small model with and without a budget"
 	@echo "make test       install, then lint, types, import contracts and tests"
+	@echo "make test TORCH=2.15.0  with another torch, in an environment of its own"
 	@echo "make test-slow  the tests that take minutes"
+	@echo "make test-integrations  with TRL, timm and diffusers, in its own environment"
 	@echo "make lint       lint, types, import contracts and documentation only"
 	@echo "make docs       the documentation, into build/site"
 	@echo "make bench      compare with other methods on this machine"
@@ -29,6 +42,12 @@ test: lint
 
 test-slow: $(STAMP)
 	$(BIN)/pytest -m slow $(PYTEST_ARGS)
+
+# The libraries that are too heavy for everyday work, beside all others.
+test-integrations:
+	$(MAKE) --no-print-directory VENV=$(VENV)-integrations EXTRAS=dev,integrations \
+	    $(VENV)-integrations/.installed
+	$(VENV)-integrations/bin/pytest tests/integrations $(PYTEST_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -53,9 +72,9 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
 	    "lowtide needs Python 3.11 or newer, this is " + sys.version.split()[0])'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q -c constraints.txt hatchling editables
-	$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e '.[dev]'
+	$(BIN)/python -m pip install -q $(PINS) hatchling editables
+	$(BIN)/python -m pip install -q $(PINS) --no-build-isolation -e '.[$(EXTRAS)]'
 	touch $@
 
 clean:
-	rm -rf $(VENV) build .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-* build .pytest_cache .ruff_cache .import_linter_cache .hypothesis

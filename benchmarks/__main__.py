@@ -1,6 +1,6 @@
 """Run the benchmarks one after another, each in its own process.
 
-python -m benchmarks                 # all of them; takes an hour on two cores
+python -m benchmarks                 # all of them; with the corpus, hours on two cores
 python -m benchmarks peaks profiles  # some
 """
 

@@ -2,6 +2,7 @@
 
     python benchmarks/against.py                  # every model, an hour on two cores
     python benchmarks/against.py vit --steps 3
+    python benchmarks/against.py --draw           # the pictures of what was kept, again
 
 For each model all methods of `lowtide bench --methods all` are run, and lowtide at the
 measured peak of each, at its floor, and at the floor of activations alone. Peaks are
@@ -93,14 +94,20 @@ def main() -> None:
     parser.add_argument("models", nargs="*", default=list(MODELS))
     parser.add_argument("--steps", type=int, default=7)
     parser.add_argument("--methods", default="all")
+    parser.add_argument("--draw", action="store_true", help="only the pictures, again")
     options = parser.parse_args()
     from lowtide.reporting.pictures import against_picture
 
     for name in options.models:
-        data = run(MODELS[name], options.steps, options.methods)
-        print(summary(name, data), flush=True)
         kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-        RESULTS.write_text(json.dumps({**kept, name: data}, indent=1) + "\n")
+        if options.draw and name not in kept:
+            continue
+        if options.draw:
+            data = kept[name]
+        else:
+            data = run(MODELS[name], options.steps, options.methods)
+            RESULTS.write_text(json.dumps({**kept, name: data}, indent=1) + "\n")
+        print(summary(name, data), flush=True)
         (HERE / f"against-{name}.png").write_bytes(against_picture(data, "png"))
 
 

@@ -1,14 +1,18 @@
-"""What planner auto costs at each budget, how near its bound, and how long it plans.
+"""What planner auto costs at each budget and at the lowest peak, and what is proven.
 
-    python benchmarks/auto.py                                # the built-in models
-    python benchmarks/auto.py resnet50 my.step.json --keep --label "what changed"
+    python benchmarks/auto.py                        # the six models of the table
+    python benchmarks/auto.py unet my.step.json --label "what changed"
+    python benchmarks/auto.py --steps folder         # captured once, then kept there
 
-A built-in model is captured with op times estimated for this kind of machine, so that
-the figures do not depend on its load. Every step gets one frontier over the budgets.
-Figures are whole-step peaks as shares of the baseline's; "activations" leaves out
-residents and outputs, as the literature does. With `--keep`, results are appended to
-`benchmarks/results/auto.json`, so that its history shows what each change brought. Time
-is processor time of this process.
+Everything here is predicted: op times are estimates for an A100, and nothing is run.
+Each cell is the extra time of the plan and its distance from the proven bound, in
+points of the baseline's time, at a share of the baseline's peak. The last column is the
+lowest peak found, with the proven least beside it. The search counts work instead of
+seconds, so the figures do not depend on the load of the machine; the seconds of
+planning, processor time of this process, do.
+
+Results are appended to `benchmarks/results/auto.json`, whose history shows what each
+change brought.
 """
 
 from __future__ import annotations
@@ -19,112 +23,172 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lowtide.planners.auto._search import Search
+from lowtide.errors import BudgetTooSmallError
+from lowtide.planners.auto import plan
 from lowtide.step.graph import StepGraph
+from lowtide.step.plan import Plan
 
+DEVICE = "a100-80gb"
+# Batches at which gradients and weights do not already hold the budgets below.
 MODELS: dict[str, dict[str, Any]] = {
-    "resnet50": {"batch": 8},
-    "resnet152": {"batch": 8},
-    "densenet121": {"batch": 8},
-    "inception_v3": {"batch": 8},
-    "mobilenet_v3_large": {"batch": 16},
-    "convnext_tiny": {"batch": 4},
-    "unet": {"batch": 2, "image": 256},
-    "vit": {"batch": 8},
-    "gpt2": {"batch": 4, "sequence": 256},
-    "bert": {"batch": 4, "sequence": 256},
-    "t5": {"batch": 4, "sequence": 256},
-    "llama": {"batch": 2, "sequence": 512},
+    "resnet50": {"batch": 32},
+    "densenet121": {"batch": 32},
+    "gpt2": {"sequence": 512},
+    "unet": {"batch": 8},
+    "moe": {},
+    "t5": {},
 }
-SHARES = (0.8, 0.6, 0.5, 0.4, 0.35, 0.3, 0.25, 0.2)
+SHARES = (0.5, 0.4, 0.3)
 RESULTS = Path(__file__).parent / "results" / "auto.json"
 
 
-def lasting_bytes(step: StepGraph) -> int:
-    """Bytes that are there at the end of the step: residents and outputs."""
-    resident = frozenset(step.resident)
-    return step.resident_bytes + sum(
-        step.sizes[s] for s in step.outputs if s not in resident
+def mixture_of_experts() -> Any:
+    """A transformer whose feed-forward parts are eight experts, the best two weighted.
+
+    All experts run on all tokens, so that the step is one graph of fixed shapes.
+    """
+    import torch
+    from torch import nn
+    from torch.nn import functional
+
+    from lowtide.models import Example
+
+    class Experts(nn.Module):
+        def __init__(self, width: int, count: int) -> None:
+            super().__init__()
+            self.gate = nn.Linear(width, count)
+            self.experts = nn.ModuleList(
+                nn.Sequential(
+                    nn.Linear(width, 2 * width), nn.SiLU(), nn.Linear(2 * width, width)
+                )
+                for _ in range(count)
+            )
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            weight, place = torch.topk(self.gate(x).softmax(-1), 2)
+            out = torch.zeros_like(x)
+            for number, expert in enumerate(self.experts):
+                share = (weight * (place == number)).sum(-1, keepdim=True)
+                out = out + share * expert(x)
+            return out
+
+    class Block(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+            self.mix = nn.MultiheadAttention(width, 8, batch_first=True)
+            self.experts = Experts(width, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.first(x)
+            x = x + self.mix(y, y, y, need_weights=False)[0]
+            return x + self.experts(self.second(x))
+
+    width = 512
+    model = nn.Sequential(*(Block(width) for _ in range(4)), nn.Linear(width, 1000))
+    labels = torch.randint(1000, (16 * 256,))
+
+    def loss(output: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(output.flatten(0, 1), labels)
+
+    return Example(model, torch.randn(16, 256, width), loss)
+
+
+def captured(name: str, folder: Path | None) -> StepGraph:
+    """A saved step, or the step of a model, captured on fake tensors."""
+    file = folder / f"{name}.step.json" if folder else None
+    if name.endswith(".json"):
+        file = Path(name)
+    if file and file.exists():
+        return StepGraph.load(file)
+    import lowtide
+    from lowtide import models
+
+    if name == "moe":
+        from torch._subclasses import FakeTensorMode
+
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            example = mixture_of_experts()
+    else:
+        example = models.build_fake(name, **MODELS.get(name, {}))
+    step = lowtide.profile(
+        example.model,
+        example.batch,
+        loss=example.loss,
+        how="estimate",
+        device=DEVICE,
+        name=name,
     )
+    if file:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        step.save(file, force=True)
+    return step
+
+
+def cell(step: StepGraph, found: Plan) -> dict[str, float]:
+    """Extra time and what is proven of it, as shares of the baseline's time."""
+    bound = found.proof.bound_seconds / step.baseline_seconds - 1.0
+    return {"overhead": found.overhead, "gap": found.overhead - bound}
 
 
 def measure(step: StepGraph, time_limit: float) -> dict[str, Any]:
     """The figures of one step."""
-    peak, lasting = step.baseline_peak_bytes, lasting_bytes(step)
+    peak = step.baseline_peak_bytes
     begun = time.process_time()
-    lowest = Search(step, 10.0, clock=time.process_time).lowest()
-    floor_seconds = time.process_time() - begun
-    begun = time.process_time()
-    search = Search(step, time_limit, clock=time.process_time)
-    plans = search.along([int(peak * share) for share in SHARES])
-    points = [
-        {
-            "share": share,
-            "activations": (int(peak * share) - lasting) / max(1, peak - lasting),
-            "overhead": plan.overhead,
-            "bound": plan.proof.bound_seconds / step.baseline_seconds - 1.0,
-        }
-        for share, plan in zip(SHARES, plans, strict=True)
-        if plan is not None
-    ]
+    lowest = plan(step, None)
+    at_lowest = plan(step, lowest.peak_bytes, time_limit=time_limit)
+    cells: dict[str, dict[str, float] | None] = {}
+    for share in SHARES:
+        try:
+            found = plan(step, int(share * peak), time_limit=time_limit)
+        except BudgetTooSmallError:
+            cells[str(share)] = None
+        else:
+            cells[str(share)] = cell(step, found)
     return {
         "name": step.name,
         "ops": len(step.ops),
-        "floor": lowest.peak_bytes / peak,
-        "floor_bound": lowest.proof.bound_bytes / peak,
-        "floor_activations": (lowest.peak_bytes - lasting) / max(1, peak - lasting),
-        "floor_planning_seconds": floor_seconds,
+        "cells": {**cells, "lowest": cell(step, at_lowest)},
+        "lowest": lowest.peak_bytes / peak,
+        "proven_least": lowest.proof.bound_bytes / peak,
         "planning_seconds": time.process_time() - begun,
-        "points": points,
     }
-
-
-def captured(name: str) -> StepGraph:
-    """A saved step, or a built-in model's, profiled by estimate."""
-    if name.endswith(".json"):
-        return StepGraph.load(name)
-    import lowtide
-    from lowtide import models
-
-    example = models.build_fake(name, **MODELS.get(name, {}))
-    return lowtide.profile(
-        example.model, example.batch, loss=example.loss, how="estimate", name=name
-    )
 
 
 def line(row: dict[str, Any]) -> str:
-    """A step's figures: overhead and bound in percent at each budget."""
-    cells = {
-        p["share"]: f"{100 * p['overhead']:.2f}/{100 * p['bound']:.2f}"
-        for p in row["points"]
-    }
-    budgets = " ".join(f"{cells.get(share, '-'):>12}" for share in SHARES)
+    """A step's figures: extra time and gap in points at each budget."""
+    cells = [
+        f"{100 * c['overhead']:.2f}/{100 * c['gap']:.2f}" if c else "-"
+        for c in row["cells"].values()
+    ]
     return (
-        f"{row['name'][:18]:18} {row['ops']:5} {budgets} "
-        f"{row['floor']:6.3f} ({row['floor_activations']:.3f}) "
-        f"{row['planning_seconds']:5.1f}s"
+        f"{row['name'][:18]:18} {row['ops']:5} "
+        + " ".join(f"{text:>12}" for text in cells)
+        + f"  {row['lowest']:7.2%} ({row['proven_least']:.1%}) "
+        f"{row['planning_seconds']:5.1f} s"
     )
 
 
 def main() -> None:
     """Measure the steps named on the command line and keep the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("steps", nargs="*", default=list(MODELS))
-    parser.add_argument("--time-limit", type=float, default=20.0)
+    parser.add_argument("names", nargs="*", default=list(MODELS))
+    parser.add_argument("--time-limit", type=float, default=10.0)
+    parser.add_argument("--steps", type=Path, help="folder for captured steps")
     parser.add_argument("--label", default="")
-    parser.add_argument("--keep", action="store_true", help="append to the results")
+    parser.add_argument("--dry", action="store_true", help="keep no results")
     options = parser.parse_args()
     head = " ".join(f"{f'{100 * share:.0f} %':>12}" for share in SHARES)
-    print(f"{'step':18} {'ops':>5} {head}  floor (activations)")
+    print(f"{'step':18} {'ops':>5} {head} {'lowest':>12}  at (proven least)")
     rows: list[dict[str, Any]] = []
-    for name in options.steps:
-        rows.append(measure(captured(name), options.time_limit))
+    for name in options.names:
+        rows.append(measure(captured(name, options.steps), options.time_limit))
         print(line(rows[-1]), flush=True)
-    if options.keep:
+    if not options.dry:
         history = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
-        entry = {"label": options.label, "time_limit": options.time_limit}
-        history.append({**entry, "steps": rows})
-        RESULTS.write_text(json.dumps(history, indent=1))
+        entry = {"label": options.label, "device": DEVICE, "steps": rows}
+        history.append({**entry, "time_limit": options.time_limit})
+        RESULTS.write_text(json.dumps(history, indent=1) + "\n")
 
 
 if __name__ == "__main__":

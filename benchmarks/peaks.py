@@ -21,6 +21,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results" / "peaks.json"
@@ -40,14 +41,13 @@ def built(name: str, threads: int) -> tuple[Any, Callable[[], Any]]:
     import torch
 
     from lowtide import models
-    from lowtide.engine.api import arguments_of
-    from lowtide.engine.training import training_step
+    from lowtide.engine.training import arguments_of, training_step
 
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     example = models.build(name, **MODELS[name])
-    arguments = arguments_of(example.batch)
-    return example, training_step(example.model, example.loss, *arguments)
+    inputs = arguments_of(example.batch)
+    return example, training_step(example.model, example.loss, inputs)
 
 
 def planned(example: Any, name: str, budget: str, folder: str) -> tuple[Any, Any]:
@@ -90,8 +90,9 @@ def bytes_of(name: str, budget: str, threads: int, folder: str) -> dict[str, Any
         }
     step()
     with preserved([model]):
-        peak, resident, _ = allocated_peak(step, [model], example.batch)
-        row |= {"ledger_peak_bytes": peak, "ledger_resident_bytes": resident}
+        found = allocated_peak(step, [model], example.batch)
+        row["ledger_peak_bytes"] = found.peak_bytes
+        row["ledger_resident_bytes"] = found.resident_bytes
         row["rss_peak_bytes"] = rss_peak(step, [model])
     return row
 
@@ -101,7 +102,7 @@ def times_of(
 ) -> dict[str, dict[str, float]]:
     """Time over eager's at each budget, all in turns in this process."""
     import lowtide
-    from lowtide.engine.meter import median, timed
+    from lowtide.engine.meter import timed
 
     sides = [built(name, threads) for _ in [EAGER, *budgets]]
     for (example, _), budget in zip(sides[1:], budgets, strict=True):

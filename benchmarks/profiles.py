@@ -36,6 +36,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 RESULTS = Path(__file__).parent / "results" / "profiles.json"
 MODELS: dict[str, dict[str, Any]] = {
     "resnet50": {"batch": 4, "image": 160},
@@ -218,8 +220,6 @@ def spread(step: Any) -> float:
 
 def against_estimate(measured: Any, estimated: Any) -> dict[str, float]:
     """How an estimate orders the distinct ops, and what it says of the whole."""
-    from lowtide.engine.costs.calibrate import rank_correlation
-
     pairs = {
         measured.ops[i].signature: (measured.ops[i].seconds, estimated.ops[i].seconds)
         for i in measured.baseline
@@ -231,6 +231,12 @@ def against_estimate(measured: Any, estimated: Any) -> dict[str, float]:
         "rank_correlation": rank_correlation(list(real), list(guessed)),
         "estimated_seconds": estimated.baseline_seconds,
     }
+
+
+def rank_correlation(a: list[float], b: list[float]) -> float:
+    """Spearman's: 1 if both order the same way."""
+    ranks = [np.argsort(np.argsort(values)) for values in (a, b)]
+    return float(np.corrcoef(*ranks)[0, 1])
 
 
 def large() -> dict[str, Any]:

@@ -1,29 +1,65 @@
-"""Tables of the page "figures", made from `benchmarks/results` when the site is built.
+"""Tables of the measurements, made from `benchmarks/results` when the site is built.
 
-Numbers on that page are therefore those of the files, which the benchmarks wrote.
+So the numbers on these pages are those of the files that the benchmarks wrote.
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
-PICTURES = ("planners.png", "scale.png", "chains.png")
+PICTURES = (
+    "against-resnet50.png",
+    "batch-gpt2.png",
+    "batch-resnet50.png",
+    "chains.png",
+    "planners.png",
+    "scale.png",
+)
 MIB = 2.0**20
 Lines = Iterator[str]
 
 
 def table(name: str) -> str:
     """The table of this name in Markdown."""
-    make = _TABLES[name]
-    return "\n".join(make(json.loads((RESULTS / f"{name}.json").read_text())))
+    result, make = _TABLES[name]
+    return "\n".join(make(json.loads((RESULTS / f"{result}.json").read_text())))
 
 
 def _percent(value: float | None, digits: int = 1) -> str:
     return "-" if value is None else f"{100 * value:+.{digits}f} %"
+
+
+# The models of the headline as people call them, with what `benchmarks/peaks.py` runs.
+_HEADLINE = {
+    "resnet50": "ResNet-50, batch 16",
+    "densenet121": "DenseNet-121, batch 8",
+    "gpt2": "GPT-2, 6 layers, batch 4",
+    "vit": "ViT-S, batch 8",
+}
+
+
+def _headline(rows: list[dict[str, Any]]) -> Lines:
+    """The four lines that the README shows as well."""
+    yield (
+        "| model | peak in plain PyTorch | peak with lowtide | extra time | "
+        "lowest peak reached |"
+    )
+    yield "|---|---|---|---|---|"
+    found = {(row["model"], row["budget"]): row for row in rows}
+    for model, label in _HEADLINE.items():
+        plain, ours, least = (found[model, b] for b in ("eager", "60%", "floor"))
+        peaks = [row["ledger_peak_bytes"] for row in (plain, ours, least)]
+        before, after, lowest = (f"{peak / MIB:.0f} MiB" for peak in peaks)
+        yield (
+            f"| {label} | {before} | {after} ({_percent(peaks[1] / peaks[0] - 1, 0)}) "
+            f"| {_percent(ours['time_ratio'] - 1)} "
+            f"| {lowest} at {_percent(least['time_ratio'] - 1)} |"
+        )
 
 
 def _peaks(rows: list[dict[str, Any]]) -> Lines:
@@ -111,8 +147,23 @@ def _batches(models: dict[str, Any]) -> Lines:
             )
 
 
+def _with_own_plans(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without `checkmate` where its answer is the plan of another planner."""
+    return [
+        {
+            **result,
+            "planners": {
+                name: points
+                for name, points in result["planners"].items()
+                if name != "checkmate" or result["ops"] <= _CHECKMATE_OPS
+            },
+        }
+        for result in results
+    ]
+
+
 def _planners(results: list[dict[str, Any]]) -> Lines:
-    for result in results:
+    for result in _with_own_plans(results):
         shares = [p["share"] for p in next(iter(result["planners"].values()))]
         heads = [f"{share:.0%}" for share in shares if share is not None]
         peak = result["baseline_peak_bytes"] / MIB
@@ -129,6 +180,33 @@ def _planners(results: list[dict[str, Any]]) -> Lines:
             row = " | ".join([name, *cells, lowest, ours, f"{slowest:.1f}"])
             yield f"| {row} |"
         yield ""
+
+
+def _planners_summary(results: list[dict[str, Any]]) -> Lines:
+    """`auto` with the best of the others in brackets."""
+    yield "| model | 80 % | 60 % | 50 % | 40 % | 30 % | lowest peak |"
+    yield "|---" * 7 + "|"
+    for result in _with_own_plans(results):
+        others = {n: p for n, p in result["planners"].items() if n not in _NOT_METHODS}
+        ours = result["planners"]["auto"]
+        cells = [result["name"]]
+        for share in (0.8, 0.6, 0.5, 0.4, 0.3):
+            mine = _overhead_at(ours, share)
+            theirs = [_overhead_at(points, share) for points in others.values()]
+            best = min((t for t in theirs if t is not None), default=None)
+            shown = "-" if best is None else f"{100 * best:.1f}"
+            cells.append("" if mine is None else f"{_percent(mine)} ({shown})")
+        lowest = min(points[-1]["peak"] for points in others.values())
+        cells.append(f"{ours[-1]['peak']:.0%} ({lowest:.0%})")
+        yield f"| {' | '.join(cells)} |"
+
+
+_CHECKMATE_OPS = 170
+_NOT_METHODS = ("auto", "keep_all", "recompute_all")
+
+
+def _overhead_at(points: list[dict[str, Any]], share: float) -> float | None:
+    return next((p["overhead"] for p in points if p["share"] == share), None)
 
 
 def _scale(rows: list[dict[str, Any]]) -> Lines:
@@ -201,16 +279,33 @@ def _against_row(
     return f"| {' | '.join(cells)} |"
 
 
-def _exact(rows: list[dict[str, Any]]) -> Lines:
-    possible = [row for row in rows if row["optimum"] is not None]
-    yield f"{len(rows)} random steps and budgets, {len(possible)} of them possible.\n"
-    yield "| | equal to the optimum | within 1 % | worst |"
-    yield "|---|---|---|---|"
-    for column in ("auto", "heuristics"):
-        gaps = [row[column] / row["optimum"] - 1 for row in possible]
+def _exact(data: dict[str, Any]) -> Lines:
+    yield "| change | | cases | no plan | optimal | worst |"
+    yield "|---|---|---|---|---|---|"
+    for run in data["history"]:
+        for column in ("auto", "search"):
+            row = run[column]
+            yield (
+                f"| {run['label']} | {column} | {row['cases']} | {row['no_plan']} | "
+                f"{row['optimal']} | +{row['worst_gap']:.1%} |"
+            )
+
+
+def _auto(history: list[dict[str, Any]]) -> Lines:
+    """The newest run on estimates for a GPU: extra time and gap at each budget."""
+    run = next((entry for entry in reversed(history) if "device" in entry), None)
+    if run is None:
+        return
+    yield "| model | ops | 50 % | 40 % | 30 % | lowest | at | proven least |"
+    yield "|---" * 8 + "|"
+    for row in run["steps"]:
+        cells = [
+            f"{100 * cell['overhead']:.1f} / {100 * cell['gap']:.2f}" if cell else "-"
+            for cell in row["cells"].values()
+        ]
         yield (
-            f"| {column} | {sum(g < 1e-9 for g in gaps)} | "
-            f"{sum(g <= 0.01 for g in gaps)} | {max(gaps):.2%} |"
+            f"| {row['name']} | {row['ops']} | {' | '.join(cells)} "
+            f"| {row['lowest']:.1%} | {row['proven_least']:.1%} |"
         )
 
 
@@ -231,14 +326,49 @@ def _profiles(data: dict[str, Any]) -> Lines:
         )
 
 
-_TABLES: dict[str, Callable[[Any], Lines]] = {
-    "peaks": _peaks,
-    "feng": _feng,
-    "feng-measured": _feng_measured,
-    "batches": _batches,
-    "planners": _planners,
-    "scale": _scale,
-    "against": _against,
-    "exact": _exact,
-    "profiles": _profiles,
+def _stacks(rows: list[dict[str, Any]]) -> Lines:
+    yield "| script | library | budget | peak | under lowtide | bits |"
+    yield "|---|---|---|---|---|---|"
+    for row in rows:
+        before, after = row["peak_bytes"], row["planned_peak_bytes"]
+        yield (
+            f"| `{row['name']}.py` | {row['library']} {row['version']} "
+            f"| {row['budget']} | {before / MIB:,.0f} | {after / MIB:,.0f} "
+            f"({_percent(after / before - 1, 0)}) "
+            f"| {'equal' if row['is_exact'] else '**different**'} |"
+        )
+
+
+def _corpus(models: dict[str, Any]) -> Lines:
+    libraries = list(dict.fromkeys(name.split("/")[0] for name in models))
+    verdicts = Counter((n.split("/")[0], m["verdict"]) for n, m in models.items())
+    yield f"| {len(models)} models | {' | '.join(libraries)} | all |"
+    yield "|---" * (len(libraries) + 2) + "|"
+    for verdict, total in Counter(m["verdict"] for m in models.values()).most_common():
+        cells = [str(verdicts[library, verdict] or "") for library in libraries]
+        yield f"| {verdict} | {' | '.join(cells)} | {total} |"
+    yield "\n| model | | found |"
+    yield "|---|---|---|"
+    for name, found in models.items():
+        if found["verdict"] != "planned":
+            reason = found["reason"][:160].replace("|", "\\|")
+            yield f"| {name} | {found['verdict']} | `{reason}` |"
+
+
+# Each table with the result that it is made from.
+_TABLES: dict[str, tuple[str, Callable[[Any], Lines]]] = {
+    "headline": ("peaks", _headline),
+    "peaks": ("peaks", _peaks),
+    "feng": ("feng", _feng),
+    "feng-measured": ("feng-measured", _feng_measured),
+    "batches": ("batches", _batches),
+    "planners-summary": ("planners", _planners_summary),
+    "planners": ("planners", _planners),
+    "scale": ("scale", _scale),
+    "against": ("against", _against),
+    "auto": ("auto", _auto),
+    "exact": ("exact", _exact),
+    "profiles": ("profiles", _profiles),
+    "corpus": ("corpus", _corpus),
+    "stacks": ("stacks", _stacks),
 }

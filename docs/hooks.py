@@ -1,13 +1,13 @@
-"""Pages of the site that are made, not written.
+"""Make the pages of the site that nobody writes by hand.
 
 mkdocs calls the functions named `on_...` while it builds:
 
-* each planner has a page, made of its module docstring, and a row in the list of them;
-* each verb of the command line shows the help it prints;
-* the figures are read from the files that the benchmarks wrote;
-* the changelog is the project's.
+* each planner gets a page, made from its module docstring, and a row in the list;
+* each verb of the command line shows the help that it prints;
+* the tables of measurements are read from the files that the benchmarks wrote;
+* the changelog is that of the project.
 
-So a new planner or option is documented by its own file alone.
+So the file of a new planner, or of a new option, is all the documentation it needs.
 """
 
 from __future__ import annotations
@@ -59,10 +59,12 @@ def on_files(files: Any, config: Any) -> Any:
         text = planner_page(name, planners.load(name).doc)
         files.append(File.generated(config, page_of(name), content=text))
     changelog = Path(config.config_file_path).with_name("CHANGELOG.md").read_text()
-    files.append(File.generated(config, "changelog.md", content=changelog))
+    # Its long lists would fill the results of every search.
+    unsearched = "---\nsearch:\n  exclude: true\n---\n"
+    files.append(File.generated(config, "changelog.md", content=unsearched + changelog))
     for name in figures.PICTURES:
         source = str(figures.RESULTS / name)
-        files.append(File.generated(config, f"figures/{name}", abs_src_path=source))
+        files.append(File.generated(config, f"results/{name}", abs_src_path=source))
     return files
 
 

@@ -1,9 +1,9 @@
-"""A network of one's own, with branches: what it needs, a plan, and the proof.
+"""Plan a network with branches, and check that its numbers stay the same.
 
     python examples/custom_network.py
 
-Nothing about the network is said to lowtide: branches, skips and shared layers are
-found by capturing the step. The command line takes the same function:
+You tell lowtide nothing about the network. It captures the step, and so it finds the
+branches, the skips and the shared layers. The command line takes the same function:
 
     lowtide plan examples/custom_network.py:make_step --budget 60%
 """
@@ -19,7 +19,7 @@ import lowtide
 
 
 class Branches(nn.Module):
-    """Three paths over the same input, joined, with a skip around them."""
+    """Three paths over the same input, joined again, with a skip around them."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Branches(nn.Module):
 
 
 class Network(nn.Module):
-    """Blocks of branches; one block is used twice."""
+    """Several blocks of branches, of which the first is used twice."""
 
     def __init__(self, channels: int = 12, blocks: int = 3) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Network(nn.Module):
 
 
 class Labels:
-    """A loss that knows its labels."""
+    """A loss that already has its labels."""
 
     def __init__(self, batch: int) -> None:
         self.labels = torch.arange(batch) % 10
@@ -61,7 +61,7 @@ class Labels:
 
 
 def make_step(batch: int = 4):
-    """What the command line calls: a model, a batch and a loss."""
+    """Return a model, a batch and a loss, as the command line expects."""
     torch.manual_seed(0)
     return Network(), torch.randn(batch, 3, 24, 24), Labels(batch)
 

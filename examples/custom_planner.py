@@ -1,9 +1,9 @@
-"""A planner of one's own: drop the largest first, until the step fits.
+"""Write a planner of your own: drop the largest storages until the step fits.
 
     python examples/custom_planner.py
 
-A planner is a function from a step and a budget to a plan. It needs no torch. To make
-this one available by name everywhere, name it in the `pyproject.toml` of a package:
+A planner is a function that takes a step and a budget and returns a plan. It needs no
+torch. To make it available by its name, list it in the `pyproject.toml` of a package:
 
     [project.entry-points."lowtide.planners"]
     largest_first = "my_package.largest_first:plan"
@@ -15,7 +15,7 @@ from lowtide.planners import from_kept, make_plan, saved_by_baseline
 
 
 def plan(step, budget_bytes=None, *, time_limit=10.0):
-    """The plan that keeps the smallest storages, as many of them as fit."""
+    """Return the plan that keeps the smallest storages, as many as fit."""
     kept = sorted(saved_by_baseline(step), key=lambda s: step.sizes[s])
     lowest = None
     while True:
@@ -45,7 +45,7 @@ def main() -> None:
     print(mine)
     print(lowtide.plan(step, budget=budget, time_limit=3))
 
-    # Any valid schedule runs, and gives the very same gradients.
+    # Any valid schedule can run, and gives exactly the same gradients.
     lowtide.verify(model, batch, plan=mine, loss=loss).raise_if_failed()
     print("verified: the same bits")
 

@@ -1,6 +1,8 @@
-"""What each budget costs: a table, and pictures if matplotlib is installed.
+"""Show what each budget costs: a table, and pictures if matplotlib is installed.
 
-python examples/sweep_and_plot.py --model tiny_gpt --folder figures
+    python examples/sweep_and_plot.py --model tiny_gpt --folder figures
+
+The knee is the budget below which every further byte gets clearly more expensive.
 """
 
 import argparse

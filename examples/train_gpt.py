@@ -1,9 +1,9 @@
-"""A GPT learns the text of this repository's license, twice: as it is, and in 55 %.
+"""Train a GPT on this repository's license, without lowtide and in 55 % of the memory.
 
     python examples/train_gpt.py
 
-Both runs start alike and draw the same dropout masks. At the end every weight is
-compared bit by bit.
+Both runs start from the same weights and draw the same dropout masks. At the end the
+script compares every weight bit by bit.
 """
 
 import argparse
@@ -22,7 +22,7 @@ SEQUENCE = 64
 
 
 def batches(count: int, batch: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Random pieces of the text, each with itself one letter further on."""
+    """Return random pieces of the text, each with the same piece one letter later."""
     generator = torch.Generator().manual_seed(0)
     data = torch.tensor([LETTERS.index(letter) for letter in TEXT])
     found = []
@@ -34,7 +34,7 @@ def batches(count: int, batch: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def train(model: torch.nn.Module, data: list) -> list[torch.Tensor]:
-    """The losses of an ordinary training loop."""
+    """Train in an ordinary loop, and return the losses."""
     torch.manual_seed(1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     losses = []

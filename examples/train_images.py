@@ -1,9 +1,9 @@
-"""Train a ResNet on images of the size of CIFAR-10, within a budget.
+"""Train a ResNet within a budget, on images as small as those of CIFAR-10.
 
     python examples/train_images.py --budget 75%
 
-The images are made here, so nothing is downloaded; the loading code is what one writes
-for real ones. Only the line with `lowtide.optimize` is new.
+The script makes its own images, so nothing is downloaded. It loads them the way you
+would load real ones. Only the line with `lowtide.optimize` is new.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from lowtide.models import build
 
 
 class ColoredSquares(Dataset):
-    """Noise of 32 x 32 pixels with a bright square, whose place is the class."""
+    """Noise of 32 x 32 pixels with a bright square. Its place is the class."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -44,11 +44,11 @@ def main() -> None:
 
     torch.manual_seed(0)
     model = build("resnet18", image=32, classes=10).model
-    # As usual for images this small: do not halve the resolution twice at once.
+    # For images this small, do not halve the resolution twice at the start.
     model.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
     model.maxpool = nn.Identity()
     images = ColoredSquares(options.batch * options.steps)
-    # Plans are made for one shape: drop a last batch that is smaller.
+    # A plan is for one shape, so drop the last batch if it is smaller.
     loader = DataLoader(images, options.batch, shuffle=True, drop_last=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
 

@@ -1,7 +1,8 @@
 """Answers to compare with: plain, slow, and sharing no code with the planners.
 
 `random_step` makes training steps of any shape, `least_seconds_within` finds their true
-optimum, and `walk` runs a sequence of ops as an allocator would, one by one.
+optimum, `walk` runs a sequence of ops as an allocator would, one by one, and `execute`
+carries out a schedule with its frees and says which of its items is impossible.
 """
 
 from __future__ import annotations
@@ -12,14 +13,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from lowtide.step.graph import Op, Region, StepGraph, Storage, check_graph
+from lowtide.step.plan import Free, Item
 
 INFINITE = float("inf")
 
 
-def random_step(seed: int, num_forward: int) -> StepGraph:
-    """A training step with branches, several outputs of an op, standby and once ops."""
-    rng = random.Random(f"step {seed} {num_forward}")
+def random_step(
+    seed: int, num_forward: int, *, breaks: int = 0, updates: bool = False
+) -> StepGraph:
+    """A training step with branches, several outputs of an op, standby and once ops.
+
+    Each break ends a captured piece: what is carried over comes back as new storages,
+    and only the backward of a piece can make its storages again. With `updates` every
+    forward op reads a parameter, and its gradient is used up by an update of that.
+    """
+    rng = random.Random(f"step {seed} {num_forward}" + (f" {breaks}" if breaks else ""))
     storages = [Storage(0, "x", rng.randrange(4), resident=True)]
+    parameters = range(1, num_forward + 1) if updates else ()
+    storages += [Storage(s, f"p{s}", 1, "parameter", True) for s in parameters]
     ops: list[Op] = []
 
     def add(name: str, reads: Sequence[int], sizes: Sequence[int], **more: object):
@@ -35,9 +46,21 @@ def random_step(seed: int, num_forward: int) -> StepGraph:
         row = (number, f"{name}{number}", name, tuple(dict.fromkeys(reads)), made)
         ops.append(Op(*row, **more))  # type: ignore[arg-type]
 
+    outside = {"piece": -1, "once": "runs outside", "seconds": 0.0}
+    regions = [Region(0, "forward")]
     forward: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
     values = [0]
-    for _ in range(num_forward):
+    broken = set(rng.sample(range(1, num_forward), breaks)) if breaks else set()
+    carried: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+    for k in range(num_forward):
+        if k in broken:
+            more = [v for v in values[1:-1] if rng.random() < 0.3]
+            old = (values[-1], *more)
+            regions.append(Region(regions[-1].piece + 1, "forward"))
+            sizes = [storages[s].nbytes for s in old]
+            new = add("break", old, sizes, opens=len(regions) - 1, **outside)
+            carried[k] = (old, new)
+            values = [0, *reversed(new)]
         # Mostly a chain; sometimes a branch from further back, or a sum of two.
         far = rng.random() < 0.2
         reads = [rng.choice(values) if far else values[-1]]
@@ -46,32 +69,69 @@ def random_step(seed: int, num_forward: int) -> StepGraph:
         sizes = [rng.randint(2, 12) for _ in range(rng.choice((1, 1, 1, 2)))]
         once = rng.choice(("", "", "", "", "draws random numbers"))
         scratch = rng.choice((0, 0, 0, 3))
-        made = add("f", reads, sizes, once=once, scratch_bytes=scratch)
+        here = {"piece": regions[-1].piece}
+        if updates:
+            reads.append(parameters[k])
+        made = add("f", reads, sizes, once=once, scratch_bytes=scratch, **here)
         if once and rng.random() < 0.7:
-            write("again", reads, made, standby=True)
+            write("again", reads, made, standby=True, **here)
         values.append(made[0])
         forward.append((tuple(reads), made))
-    ends = [v for v in values[1:] if not any(v in reads for reads, _ in forward)]
-    turn = {"phase": "backward", "piece": -1, "once": "runs outside", "opens": 1}
-    gradients = add("turn", ends, [rng.randint(1, 6)] * len(ends), seconds=0.0, **turn)
+    results = [made[0] for _, made in forward]
+    results += [s for _, new in carried.values() for s in new]
+    read = {s for reads, _ in forward for s in reads}
+    read |= {s for old, _ in carried.values() for s in old}
+    ends = [v for v in results if v not in read]
+    piece = regions[-1].piece
+    regions.append(Region(piece, "backward"))
+    turn = {"phase": "backward", "opens": len(regions) - 1, **outside}
+    gradients = add("turn", ends, [rng.randint(1, 6)] * len(ends), **turn)
     gradient_of = dict(zip(ends, gradients, strict=True))
     outputs: list[int] = []
-    for reads, made in reversed(forward):
+    waiting: list[tuple[int, int, int]] = []
+
+    def update_all() -> None:
+        for parameter, gradient, piece in waiting:
+            row = ((parameter, gradient), ())
+            write("update", *row, once="updates", spends=(parameter,), piece=piece)
+        waiting.clear()
+
+    def give(source: int, gradient: int) -> None:
+        if source in gradient_of:
+            both = [gradient_of[source], gradient]
+            (gradient,) = add("sum", both, [storages[source].nbytes], piece=piece)
+        gradient_of[source] = gradient
+
+    for k in range(num_forward - 1, -1, -1):
+        reads, made = forward[k]
         saved = [s for s in (*reads, *made) if rng.random() < 0.6]
-        wanted = [s for s in dict.fromkeys(reads) if s != 0]
+        wanted = [s for s in dict.fromkeys(reads) if not storages[s].resident]
         sizes = [storages[s].nbytes for s in wanted] + [rng.randint(1, 3)]
-        got = add("b", [gradient_of[made[0]], *saved], sizes, phase="backward")
-        outputs.append(got[-1])
+        back = {"phase": "backward", "piece": piece}
+        got = add("b", [gradient_of[made[0]], *saved], sizes, **back)
+        if updates:
+            waiting.append((parameters[k], got[-1], piece))
+        else:
+            outputs.append(got[-1])
         for s, g in zip(wanted, got, strict=False):
-            if s in gradient_of:
-                (g,) = add("sum", [gradient_of[s], g], [storages[s].nbytes])
-            gradient_of[s] = g
+            give(s, g)
+        if k in carried:
+            old, new = carried[k]
+            update_all()
+            piece -= 1
+            regions.append(Region(piece, "backward"))
+            leaving = [gradient_of[s] for s in new]
+            turn["opens"] = len(regions) - 1
+            add("break", leaving, [], **turn)
+            for s, g in zip(old, leaving, strict=True):
+                give(s, g)
+    update_all()
     step = StepGraph(
         tuple(ops),
         tuple(storages),
         tuple(outputs),
-        regions=(Region(0, "forward"), Region(0, "backward")),
-        name=f"oracle{seed}_{num_forward}",
+        regions=tuple(regions),
+        name=f"oracle{seed}_{num_forward}" + (f"_{breaks}" if breaks else ""),
     )
     check_graph(step)
     return step
@@ -123,6 +183,75 @@ def _is_read(storage: int, later: Sequence[Op]) -> bool:
     return False
 
 
+class ImpossibleError(Exception):
+    """This item of a schedule cannot happen; the end counts as one more item."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(f"item {index}")
+        self.index = index
+
+
+def execute(step: StepGraph, schedule: Sequence[Item]) -> tuple[int, float, list[int]]:
+    """Peak, time and bytes at each item of a schedule; every rule tested anew.
+
+    Every block of memory is an entry of a list: one for each live storage, one more for
+    each output of the op that runs, one for its scratch.
+    """
+    unit = step.alignment_bytes
+    size = [(s.nbytes + unit - 1) // unit * unit for s in step.storages]
+    blocks = {s.id for s in step.storages if s.resident}
+    stay = blocks | set(step.outputs)
+    opened = [0]
+    history: list[Op] = []
+    live: list[int] = []
+    for index, item in enumerate(schedule):
+        if isinstance(item, Free):
+            if item.storage not in blocks or item.storage in stay:
+                raise ImpossibleError(index)
+            blocks.remove(item.storage)
+            live.append(sum(size[s] for s in blocks))
+            continue
+        if item.op not in range(len(step.ops)):
+            raise ImpossibleError(index)
+        op = step.ops[item.op]
+        if op.opens >= 0:
+            opened.append(op.opens)
+        if not _may_happen(step, op, blocks, opened, history):
+            raise ImpossibleError(index)
+        history.append(op)
+        taken = [size[s] for s in blocks] + [size[s] for s in op.writes]
+        live.append(sum(taken) + op.scratch_bytes)
+        blocks.update(op.writes)
+    missing = [op for op in step.ops if op.once and op not in history]
+    if missing or not blocks.issuperset(step.outputs):
+        raise ImpossibleError(len(schedule))
+    peak = max(live, default=sum(size[s] for s in blocks))
+    return peak, sum(op.seconds for op in history), live
+
+
+def _may_happen(
+    step: StepGraph, op: Op, blocks: set[int], opened: list[int], history: list[Op]
+) -> bool:
+    """Whether an op may run now; the region that it opens counts as opened."""
+    present = opened[-1]
+    gone = {s for earlier in history for s in earlier.spends}
+    if not blocks.issuperset(op.reads) or gone.intersection(op.reads):
+        return False
+    if op.opens >= 0:
+        if opened != list(range(present + 1)):
+            return False
+    elif op.piece != step.regions[present].piece:
+        return False
+    if not op.once:
+        return True
+    # In its own region, once, and an update apart from the order of the others.
+    before = [i for i in range(op.id + 1) if step.ops[i].opens >= 0]
+    if len(before) != present or op in history:
+        return False
+    others = [earlier for earlier in history if earlier.once and not earlier.spends]
+    return bool(op.spends) or all(earlier.id < op.id for earlier in others)
+
+
 class TooManyStatesError(Exception):
     """The step is too large for the oracle."""
 
@@ -132,15 +261,15 @@ def least_seconds_within(
 ) -> float:
     """Time of the fastest schedule within the budget; infinite if there is none.
 
-    Best first over what is alive and how many of the ops that run once have run.
-    Storages are freed only if an op would not fit, and then no more of them than that
-    takes: to hold on to the others costs nothing. For steps of one piece.
+    Best first over what is alive, how many of the ops that run once have run, and which
+    updates have. Storages are freed only if an op would not fit, and then no more of
+    them than that takes: to hold on to the others costs nothing.
     """
     search = _BestFirst(step, budget)
-    start = (0, 0)
+    start: _State = (0, 0, 0)
     spent = {start: 0.0}
     heap = [(search.still_needed(*start), start)]
-    closed: set[tuple[int, int]] = set()
+    closed: set[_State] = set()
     while heap:
         _, state = heapq.heappop(heap)
         if state in closed:
@@ -148,10 +277,9 @@ def least_seconds_within(
         closed.add(state)
         if len(closed) > most_states:
             raise TooManyStatesError(step.name)
-        alive, done = state
-        if done == len(search.once) and search.outputs & ~alive == 0:
+        if search.is_end(*state):
             return spent[state]
-        for after, seconds in search.moves(alive, done):
+        for after, seconds in search.moves(*state):
             reached = spent[state] + seconds
             if reached < spent.get(after, INFINITE):
                 spent[after] = reached
@@ -159,8 +287,11 @@ def least_seconds_within(
     return INFINITE
 
 
+_State = tuple[int, int, int]
+
+
 class _BestFirst:
-    """The states of a step, as bit masks of its storages that are not resident."""
+    """The states of a step, as bit masks of its storages and of its updates."""
 
     def __init__(self, step: StepGraph, budget: int) -> None:
         resident = {s.id for s in step.storages if s.resident}
@@ -175,28 +306,68 @@ class _BestFirst:
             for op in step.ops
         ]
         self.outputs = _bits(set(step.outputs) - resident)
-        self.once = [op.id for op in step.ops if op.once and not op.standby]
+        self.updates = [op.id for op in step.ops if op.spends]
+        self.once = [op.id for op in step.ops if op.once and not op.spends]
         self.free_to_run = [op.id for op in step.ops if not op.once]
-        self._useful: dict[tuple[int, int], int] = {}
-        self._needed: dict[tuple[int, int], float] = {}
+        # Which updates must not have run yet when an op runs.
+        self.barred = [
+            _bits(
+                {
+                    k
+                    for k, number in enumerate(self.updates)
+                    if set(step.ops[number].spends) & set(op.reads)
+                }
+            )
+            for op in step.ops
+        ]
+        # Which piece can run after so many of the ops that run once have run, and how
+        # many regions have been opened; in which region each op stands.
+        self.piece, self.region = [step.regions[0].piece], [0]
+        for number in self.once:
+            opened = step.ops[number].opens
+            is_new = opened >= 0
+            self.region.append(self.region[-1] + is_new)
+            self.piece.append(step.regions[self.region[-1]].piece)
+        self.home = [
+            sum(step.ops[i].opens >= 0 for i in range(op.id + 1)) for op in step.ops
+        ]
+        self._useful: dict[_State, int] = {}
+        self._needed: dict[_State, float] = {}
+
+    def is_end(self, alive: int, done: int, updated: int) -> bool:
+        """Whether nothing is left to do."""
+        all_updated = updated == (1 << len(self.updates)) - 1
+        return all_updated and done == len(self.once) and not self.outputs & ~alive
 
     def bytes_of(self, mask: int) -> int:
         return sum(self.size[s] for s in _members(mask))
 
-    def moves(self, alive: int, done: int) -> Iterator[tuple[tuple[int, int], float]]:
-        useful = self.useful(alive & self.outputs, done)
-        for number in [*self.free_to_run, *self.once[done : done + 1]]:
-            is_once = bool(self.ops[number].once)
-            if self.reads[number] & ~alive:
+    def moves(
+        self, alive: int, done: int, updated: int
+    ) -> Iterator[tuple[_State, float]]:
+        useful = self.useful(alive & self.outputs, done, updated)
+        for number in self.free_to_run:
+            if self.ops[number].piece != self.piece[done]:
                 continue
-            if not is_once and not self.writes[number] & ~alive & useful:
-                continue
-            for kept in self._making_room(alive, number):
-                now = kept | self.writes[number]
-                after = done + is_once
-                useful_after = self.useful(now & self.outputs, after)
-                now &= useful_after | self.outputs
-                yield (now, after), self.ops[number].seconds
+            if self.writes[number] & ~alive & useful:
+                yield from self._after(number, (alive, done, updated), done, updated)
+        for number in self.once[done : done + 1]:
+            yield from self._after(number, (alive, done, updated), done + 1, updated)
+        for k, number in enumerate(self.updates):
+            if not updated >> k & 1 and self.home[number] == self.region[done]:
+                now = updated | 1 << k
+                yield from self._after(number, (alive, done, updated), done, now)
+
+    def _after(
+        self, number: int, state: _State, done: int, updated: int
+    ) -> Iterator[tuple[_State, float]]:
+        alive = state[0]
+        if self.reads[number] & ~alive or self.barred[number] & state[2]:
+            return
+        for kept in self._making_room(alive, number):
+            now = kept | self.writes[number]
+            now &= self.useful(now & self.outputs, done, updated) | self.outputs
+            yield (now, done, updated), self.ops[number].seconds
 
     def _making_room(self, alive: int, number: int) -> Iterator[int]:
         """What can be held while an op runs: each largest set that leaves room."""
@@ -218,13 +389,19 @@ class _BestFirst:
 
         yield from drop(0, alive, excess)
 
-    def useful(self, made_outputs: int, done: int) -> int:
+    def _coming(self, done: int, updated: int) -> list[int]:
+        """What has to run in any case."""
+        left = [n for k, n in enumerate(self.updates) if not updated >> k & 1]
+        return [*self.once[done:], *left]
+
+    def useful(self, made_outputs: int, done: int, updated: int) -> int:
         """Storages that something may still be made of."""
-        key = made_outputs, done
+        key = made_outputs, done, updated
         if key not in self._useful:
-            able = [*self.free_to_run, *self.once[done:]]
+            coming = self._coming(done, updated)
+            able = [*self.free_to_run, *coming]
             mask = self.outputs & ~made_outputs
-            for number in self.once[done:]:
+            for number in coming:
                 mask |= self.reads[number]
             grown = -1
             while grown != mask:
@@ -235,11 +412,11 @@ class _BestFirst:
             self._useful[key] = mask
         return self._useful[key]
 
-    def still_needed(self, alive: int, done: int) -> float:
+    def still_needed(self, alive: int, done: int, updated: int) -> float:
         """Time to the end if there were no limit: never too much."""
-        key = alive, done
+        key = alive, done, updated
         if key not in self._needed:
-            coming = set(self.once[done:])
+            coming = set(self._coming(done, updated))
             wanted = self.outputs
             for number in coming:
                 wanted |= self.reads[number]

@@ -3,7 +3,7 @@
     python docs/images/take.py report.html [prefix]
 
 Needs Chromium, Playwright and Pillow. Writes PREFIX-light.png, PREFIX-dark.png and
-PREFIX-narrow.png beside this file; the prefix is "report" unless said.
+PREFIX-narrow.png beside this file; the default prefix is "report".
 """
 
 import io
@@ -16,8 +16,8 @@ from playwright.sync_api import sync_playwright
 
 HERE = Path(__file__).parent
 VIEWS = (
-    ("light", 1200, 1480, "light", 1),
-    ("dark", 1200, 1480, "dark", 1),
+    ("light", 1280, 1000, "light", 1),
+    ("dark", 1280, 1000, "dark", 1),
     ("narrow", 400, 1000, "light", 2),
 )
 
@@ -35,14 +35,11 @@ def main(report: str, prefix: str = "report") -> None:
                 device_scale_factor=scale,
             )
             page.goto(Path(report).resolve().as_uri())
-            page.add_style_tag(content=":root { --sans: Inter, system-ui; }")
             page.wait_for_selector("html[data-ready]")
             if name == "narrow":
                 page.evaluate(
                     "document.querySelector('#tide').scrollIntoView({behavior:'instant'})"
                 )
-            # The charts took their font before the style above: draw them again.
-            page.evaluate("dispatchEvent(new Event('afterprint'))")
             if name == "light":
                 box = page.locator("#tide-chart").bounding_box()
                 page.mouse.move(box["x"] + 0.66 * box["width"], box["y"] + 160)
@@ -53,7 +50,7 @@ def main(report: str, prefix: str = "report") -> None:
 
 
 def save(shot: bytes, path: Path) -> None:
-    """Write the picture with few colors: a third of the bytes, and no one sees it."""
+    """Write the picture with fewer colors, which takes a third of the bytes."""
     picture = Image.open(io.BytesIO(shot)).convert("RGB")
     picture.quantize(256, kmeans=2).save(path, optimize=True)
     print(path, path.stat().st_size)

@@ -9,6 +9,7 @@ for torch.
 
 from __future__ import annotations
 
+import random
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -16,47 +17,25 @@ from lowtide.step import graph as _graph
 
 __version__ = "0.1.0"
 
-_EXPORTS = {
-    "optimize": "engine.api",
-    "apply": "engine.api",
-    "restore": "engine.api",
-    "planned": "engine.api",
-    "profile": "engine.api",
-    "verify": "engine.api",
-    "measure": "engine.api",
-    "largest_batch": "engine.batch",
-    "plan": "planners._request",
-    "Measurement": "engine.meter",
-    "Verification": "engine.verify",
-    "StepGraph": "step.graph",
-    "Op": "step.graph",
-    "Storage": "step.graph",
-    "Plan": "step.plan",
-    "Proof": "step.plan",
-    "Run": "step.plan",
-    "Free": "step.plan",
-    "Timeline": "step.simulate",
-    "simulate": "step.simulate",
-    "sweep": "planners._sweep",
-    "Frontier": "planners._sweep",
-    "explain": "reporting.explain",
-    "report": "reporting.report",
-    "Report": "reporting.report",
-    "Reference": "reporting.report",
-    "diff": "reporting.diff",
-    "Diff": "reporting.diff",
-    "export": "reporting.export",
-    "LowtideError": "errors",
-    "BudgetTooSmallError": "errors",
-    "BudgetFormatError": "errors",
-    "NoTrainingGraphError": "errors",
-    "CaptureError": "errors",
-    "PlanMismatchError": "errors",
-    "VerificationError": "errors",
-    "SolverUnavailableError": "errors",
-    "UnsupportedTorchError": "errors",
-    "InvalidScheduleError": "errors",
+_NAMES = {
+    "engine.api": "optimize apply restore planned profile verify measure",
+    "engine.batch": "largest_batch",
+    "engine.meter": "Measurement",
+    "engine.verify": "Verification",
+    "planners._request": "plan",
+    "planners._sweep": "sweep Frontier",
+    "reporting.diff": "diff Diff",
+    "reporting.explain": "explain",
+    "reporting.export": "export",
+    "reporting.report": "report Report Reference",
+    "step.graph": "StepGraph Op Storage",
+    "step.plan": "Plan Proof Run Free",
+    "step.simulate": "simulate Timeline",
+    "errors": "LowtideError BudgetTooSmallError BudgetFormatError NoTrainingGraphError "
+    "CaptureError PlanMismatchError VerificationError SolverUnavailableError "
+    "UnsupportedTorchError InvalidScheduleError",
 }
+_EXPORTS = {name: home for home, names in _NAMES.items() for name in names.split()}
 _MODULES = ("chains", "planners", "errors", "models", "backend")
 
 if TYPE_CHECKING:
@@ -101,11 +80,21 @@ def _find_floor(step: _graph.StepGraph) -> int:
 _graph.find_floor = _find_floor
 
 
+def _import(room: str) -> object:
+    """A part of the package. Some libraries draw from Python's generator when they are
+    imported, which happens at an hour of our choice and not of the user's."""
+    state = random.getstate()
+    try:
+        return import_module(f"lowtide.{room}")
+    finally:
+        random.setstate(state)
+
+
 def __getattr__(name: str) -> object:
     if name in _EXPORTS:
-        return getattr(import_module(f"lowtide.{_EXPORTS[name]}"), name)
+        return getattr(_import(_EXPORTS[name]), name)
     if name in _MODULES:
-        return import_module(f"lowtide.{name}")
+        return _import(name)
     raise AttributeError(f"module 'lowtide' has no attribute {name!r}")
 
 

@@ -15,14 +15,14 @@ import torch
 from torch import fx
 from torch._guards import CompileContext
 
-from lowtide.engine.compile import compile_with
+from lowtide.engine.compile import Inner, compile_with
 from lowtide.engine.notices import warn
 from lowtide.engine.planning import Planning, Settings
 from lowtide.engine.watch import Watch
 from lowtide.errors import InvalidArgumentError
 
 _NAME = 'torch.compile(backend="lowtide")'
-_KNOWN = ("budget", "planner", "time_limit", "cache")
+_OPTIONS = ("budget", "planner", "time_limit", "cache", "inner")
 _PLANNING: dict[Settings, Planning] = {}
 
 
@@ -36,13 +36,19 @@ def lowtide(
     """Compile one captured graph under a budget.
 
     Options: `budget` (required, unless `LOWTIDE_BUDGET` is set), `planner`,
-    `time_limit`, `cache`, as in `lowtide.optimize`.
+    `time_limit`, `cache`, `inner`, as in `lowtide.optimize`.
     """
     if mode is not None:
         raise InvalidArgumentError(
             f"mode={mode!r}", "this backend has no modes", "Leave it out"
         )
-    settings = _settings(options or {})
+    options = dict(options or {})
+    inner: Inner = options.pop("inner", "eager")
+    if inner not in ("eager", "inductor"):
+        raise InvalidArgumentError(
+            f"inner={inner!r}", "it is neither", "Write 'eager' or 'inductor'"
+        )
+    settings = _settings(options)
     if os.environ.get("LOWTIDE_DISABLE") == "1":
         return gm.forward
     _warn_of_the_limit()
@@ -50,7 +56,8 @@ def lowtide(
     # for a backward that may still come: they may be one step's.
     planning = _PLANNING.setdefault(settings, Planning(_NAME, settings, (), Watch()))
     planning.start_anew()
-    return compile_with(planning.decide_next, planning.watch)(gm, example_inputs)
+    backend = compile_with(planning.decide_next, planning.watch, inner=inner)
+    return backend(gm, example_inputs)
 
 
 def _warn_of_the_limit() -> None:
@@ -67,20 +74,22 @@ def _warn_of_the_limit() -> None:
 
 
 def _settings(options: dict[str, Any]) -> Settings:
-    unknown = sorted(set(options) - set(_KNOWN))
+    unknown = sorted(set(options) - set(_OPTIONS))
     if unknown:
         raise InvalidArgumentError(
             f"options={{{unknown[0]!r}: ...}}",
             "the backend has no such option",
-            f"Use {', '.join(_KNOWN)}",
+            f"Use {', '.join(_OPTIONS)}",
         )
-    budget = options.get("budget", os.environ.get("LOWTIDE_BUDGET"))
-    if budget is None and os.environ.get("LOWTIDE_DISABLE") != "1":
+    given = {
+        "budget": os.environ.get("LOWTIDE_BUDGET"),
+        "planner": os.environ.get("LOWTIDE_PLANNER") or "auto",
+        **options,
+    }
+    if given["budget"] is None and os.environ.get("LOWTIDE_DISABLE") != "1":
         raise InvalidArgumentError(
             _NAME,
             "no budget was given and LOWTIDE_BUDGET is not set",
             'Write options={"budget": "6 GiB"}',
         )
-    chosen = {k: v for k, v in options.items() if k != "budget"}
-    chosen.setdefault("planner", os.environ.get("LOWTIDE_PLANNER") or "auto")
-    return Settings(budget=budget, **chosen)
+    return Settings(**given)

@@ -28,89 +28,79 @@ from lowtide.shell.verbs.diff import diff
 from lowtide.shell.verbs.doctor import doctor
 from lowtide.shell.verbs.explain import explain
 from lowtide.shell.verbs.export import export
+from lowtide.shell.verbs.fits import fits
 from lowtide.shell.verbs.models import models
 from lowtide.shell.verbs.plan import plan
 from lowtide.shell.verbs.planners import planners
 from lowtide.shell.verbs.profile import profile
 from lowtide.shell.verbs.report import report
+from lowtide.shell.verbs.run import run
 from lowtide.shell.verbs.sweep import sweep
 from lowtide.shell.verbs.verify import verify
 
-START, PLAN, LOOK, COMPARE = "Start here", "Plan", "Look", "Compare"
-
-# Each verb with its place in the help and the examples that its help shows.
-_VERBS: tuple[tuple[str, Callable[..., None], tuple[str, ...]], ...] = (
-    (START, demo, ("lowtide demo", "lowtide demo --budget 50% -o demo.html")),
-    (START, doctor, ("lowtide doctor",)),
-    (START, models, ("lowtide models", "lowtide models gpt2")),
-    (
-        PLAN,
-        profile,
-        (
+# The sections of the help: each verb with the examples that its own help shows.
+VERBS: dict[str, dict[Callable[..., None], tuple[str, ...]]] = {
+    "Start here": {
+        demo: ("lowtide demo", "lowtide demo --budget 50% -o demo.html"),
+        run: (
+            "lowtide run --budget 6GiB train.py --lr 3e-4",
+            "lowtide run --budget 60% -m package.train",
+        ),
+        doctor: ("lowtide doctor",),
+        models: ("lowtide models", "lowtide models gpt2"),
+    },
+    "Plan": {
+        profile: (
             "lowtide profile resnet50 --batch 4 -o resnet.step.json",
             "lowtide profile train.py:make_step",
             "lowtide profile llama -O size=8b --how estimate --device h100",
         ),
-    ),
-    (
-        PLAN,
-        plan,
-        (
+        plan: (
             "lowtide plan resnet.step.json --budget 60% -o resnet.plan.json",
             "lowtide plan train.py:make_step --max-overhead 10%",
             "lowtide plan tiny_gpt --budget 3MiB --planner all",
         ),
-    ),
-    (PLAN, sweep, ("lowtide sweep resnet.step.json", "lowtide sweep vit -o vit.svg")),
-    (
-        PLAN,
-        verify,
-        (
+        sweep: ("lowtide sweep resnet.step.json", "lowtide sweep vit -o vit.svg"),
+        verify: (
             "lowtide verify train.py:make_step --plan gpt.plan.json",
             "lowtide verify resnet18 --batch 2 --budget 70%",
         ),
-    ),
-    (LOOK, report, ("lowtide report gpt.plan.json -o gpt.html",)),
-    (
-        LOOK,
-        explain,
-        (
+        fits: (
+            "lowtide fits gpt2 --batch 16 --device a100-40gb",
+            "lowtide fits train.py:make_step --device h100 --optimizer adamw",
+        ),
+    },
+    "Look": {
+        report: ("lowtide report gpt.plan.json -o gpt.html",),
+        explain: (
             "lowtide explain gpt.plan.json blocks.3",
             "lowtide explain gpt.step.json --floor",
         ),
-    ),
-    (LOOK, diff, ("lowtide diff old.plan.json new.plan.json",)),
-    (LOOK, export, ("lowtide export gpt.plan.json --to memory_viz",)),
-    (
-        COMPARE,
-        batch,
-        ("lowtide batch resnet18 --batches 4,8,16,32 --budget 1GiB -o batch.png",),
-    ),
-    (
-        COMPARE,
-        bench,
-        (
+        diff: ("lowtide diff old.plan.json new.plan.json",),
+        export: ("lowtide export gpt.plan.json --to memory_viz",),
+    },
+    "Compare": {
+        batch: (
+            "lowtide batch resnet18 --batches 4,8,16,32 --budget 1GiB -o batch.png",
+        ),
+        bench: (
             "lowtide bench tiny_gpt",
             "lowtide bench train.py:make_step --budgets theirs,floor -o bench.png",
         ),
-    ),
-    (COMPARE, planners, ("lowtide planners", "lowtide planners auto")),
-)
+        planners: ("lowtide planners", "lowtide planners auto"),
+    },
+}
 
 
 class _Verbs(TyperGroup):
     """The list of verbs, in sections."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write each section of the list."""
-        for section in dict.fromkeys(section for section, _, _ in _VERBS):
-            rows = [
-                (verb.__name__, (verb.__doc__ or "").splitlines()[0])
-                for place, verb, _ in _VERBS
-                if place == section
-            ]
+        for section, verbs in VERBS.items():
             with formatter.section(section):
-                formatter.write_dl(rows)
+                formatter.write_dl(
+                    [(v.__name__, (v.__doc__ or "").splitlines()[0]) for v in verbs]
+                )
 
 
 app = typer.Typer(
@@ -122,13 +112,19 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="New here? Run `lowtide demo`: two minutes, no data needed.",
 )
-for _, _verb, _examples in _VERBS:
-    _lines = "".join(f"\n  $ {line}" for line in _examples)
-    _word = "Examples" if len(_examples) > 1 else "Example"
-    app.command(name=_verb.__name__, epilog=f"\b\n{_word}:{_lines}")(framed(_verb))
+for _verbs in VERBS.values():
+    for _verb, _examples in _verbs.items():
+        _lines = "".join(f"\n  $ {line}" for line in _examples)
+        _word = "Examples" if len(_examples) > 1 else "Example"
+        app.command(
+            name=_verb.__name__,
+            epilog=f"\b\n{_word}:{_lines}",
+            # What follows the script is the script's.
+            context_settings={"allow_interspersed_args": _verb is not run},
+        )(framed(_verb))
 
 
-def _print_version(wanted: bool) -> None:
+def _version(wanted: bool) -> None:
     if wanted:
         print(f"lowtide {__version__}")
         raise typer.Exit
@@ -136,29 +132,33 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
+    context: typer.Context,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Tell more on standard error.")
+        bool, typer.Option("--verbose", "-v", help="Say more on standard error.")
     ] = False,
     version: Annotated[
         bool,
         typer.Option(
-            "--version",
-            help="Print the version.",
-            callback=_print_version,
-            is_eager=True,
+            "--version", help="Print the version.", callback=_version, is_eager=True
         ),
     ] = False,
 ) -> None:
     """Train PyTorch models under a memory budget, with bitwise the same gradients."""
     del version
-    _listen(verbose)
+    if context.invoked_subcommand != run.__name__:  # a script has listeners of its own
+        _listen(verbose)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run one command and exit with its code."""
     words = sys.argv[1:] if arguments is None else arguments
-    code = _run(words or ["--help"])
-    sys.exit(_flush(code))
+    sys.exit(_flush(_run(words or ["--help"])))
+
+
+# The base of what typer raises on words that it cannot make sense of.
+_UsageError: type[Exception] = next(
+    c for c in typer.BadParameter.mro() if c.__name__ == "ClickException"
+)
 
 
 def _run(words: list[str]) -> int:
@@ -169,7 +169,7 @@ def _run(words: list[str]) -> int:
         return done if isinstance(done, int) else failures.OK
     except BrokenPipeError:
         return _hang_up()
-    except _usage_error() as error:
+    except _UsageError as error:
         return _show_usage(error)
     except typer.Abort:
         return failures.show_error(KeyboardInterrupt())
@@ -179,22 +179,15 @@ def _run(words: list[str]) -> int:
         return _hang_up()
 
 
-def _usage_error() -> type[Exception]:
-    """The base of what typer raises on words that it cannot make sense of."""
-    named = [c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException"]
-    return named[0]
-
-
 def _show_usage(error: Any) -> int:
-    context = getattr(error, "ctx", None)
     failures.say("error", error.format_message())
-    path = context.command_path if context is not None else "lowtide"
+    path = getattr(getattr(error, "ctx", None), "command_path", "lowtide")
     print(f"See `{path} --help` for what it takes.", file=sys.stderr)
     return failures.USAGE
 
 
 def _flush(code: int) -> int:
-    """Writes out what is left: only now does a full disk or a closed pipe show."""
+    """Write out what is left: only now does a full disk or a closed pipe show."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -213,8 +206,7 @@ def _hang_up() -> int:
 
 
 def _drop_output() -> None:
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _Handler(logging.Handler):
@@ -224,7 +216,7 @@ class _Handler(logging.Handler):
 
 
 def _listen(verbose: bool) -> None:
-    """Shows what the library logs and warns of, each as one line."""
+    """Show what the library logs and warns of, each as one line."""
     log = logging.getLogger("lowtide")
     log.handlers[:] = [_Handler()]
     log.setLevel(logging.INFO if verbose else logging.WARNING)

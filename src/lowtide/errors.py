@@ -6,6 +6,7 @@ what to do. The facts are attributes as well, so that programs need not read the
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from lowtide.step.format import format_bytes
 TESTED_TORCH = "torch>=2.13,<2.14"
 
 ACCEPTED_BUDGETS = (
-    'a size such as "6 GiB" or "6GB", a whole number of bytes such as 6442450944, or '
-    'a share of the baseline peak such as "60%"'
+    'a size such as "6 GiB", "6G" or "6GB", a number of bytes such as 6442450944 or '
+    '6e9, or a share of the unplanned peak such as "60%"'
 )
 
 
@@ -43,10 +44,7 @@ def _rebuild(
 class InvalidArgumentError(LowtideError, ValueError):
     """An argument lowtide cannot work with: an unknown name, a contradiction.
 
-    Args:
-        asked: What the caller wrote, e.g. `planner="chan_sqrt"`.
-        found: What is wrong with it, e.g. "no planner has this name".
-        fix: What to write instead, e.g. "Use one of: ...".
+    It says what was asked, what is wrong with it, and what to write instead.
     """
 
     def __init__(self, asked: str, found: str, fix: str) -> None:
@@ -59,45 +57,45 @@ class BudgetFormatError(LowtideError, ValueError):
     def __init__(self, budget: object, reason: str, hint: str = "") -> None:
         self.budget = budget
         self.reason = reason
-        parts = [
-            f"budget {budget!r} is not understood: {_sentence(reason)}",
-            _sentence(hint),
-            f"Accepted: {ACCEPTED_BUDGETS}.",
-        ]
-        super().__init__(" ".join(part for part in parts if part))
+        said = f"budget {budget!r} is not understood: {_sentence(reason)}"
+        said += f" {_sentence(hint)}" if hint else ""
+        super().__init__(f"{said} Accepted: {ACCEPTED_BUDGETS}.")
 
 
 class BudgetTooSmallError(LowtideError, ValueError):
     """No plan fits: even with all possible recomputation the step needs more.
 
-    Args:
-        budget_bytes: The peak that was asked for.
-        floor_bytes: The lowest peak that was found.
-        blame: What holds the floor there, e.g. "parameters 0.46 GiB, gradients 0.46
-            GiB and layers.11.attn backward 0.86 GiB".
+    `floor_bytes` is the lowest peak that was found, `blame` says what holds it there,
+    such as "parameters 0.46 GiB and layers.11.attn backward 0.86 GiB", and no plan goes
+    below `bound_bytes`, as far as that is proven.
     """
 
-    def __init__(self, budget_bytes: int, floor_bytes: int, blame: str = "") -> None:
+    def __init__(
+        self, budget_bytes: int, floor_bytes: int, blame: str = "", bound_bytes: int = 0
+    ) -> None:
         self.budget_bytes = budget_bytes
         self.floor_bytes = floor_bytes
         self.blame = blame
-        budget, floor = _told_apart(budget_bytes, floor_bytes)
+        budget, floor = format_bytes(budget_bytes), format_bytes(floor_bytes)
+        if budget == floor:
+            budget = f"{budget} ({budget_bytes} bytes)"
+            floor = f"{floor} ({floor_bytes} bytes)"
+        self.bound_bytes = bound_bytes
         held = f" (held by {blame})" if blame else ""
+        least = ""
+        if bound_bytes >= floor_bytes:
+            least = ", and no plan goes lower"
+        elif bound_bytes:
+            least = f"; no plan goes below {format_bytes(bound_bytes)}"
         super().__init__(
-            f"budget {budget} is below the floor {floor} of this step{held}. Raise the "
-            f"budget to at least {floor_bytes} bytes, shrink the batch, or run "
-            "`lowtide explain --floor` to see what holds the floor."
+            f"budget {budget} is below {floor}, the lowest peak found for this step"
+            f"{held}{least}. Raise the budget to {fitting(floor_bytes)}, shrink the "
+            "batch, or run `lowtide explain TARGET --floor` to see what holds it there."
         )
 
 
 class NoTrainingGraphError(LowtideError, RuntimeError):
-    """No forward and backward graph reached lowtide, so nothing was planned.
-
-    Args:
-        asked: The call that was made, e.g. "lowtide.optimize(Sequential)".
-        cause: Why nothing arrived, as far as it is known.
-        fix: What to do instead.
-    """
+    """No forward and backward graph reached lowtide, so nothing was planned."""
 
     def __init__(self, asked: str, cause: str = "", fix: str = "") -> None:
         self.asked = asked
@@ -108,7 +106,7 @@ class NoTrainingGraphError(LowtideError, RuntimeError):
         fix = fix or (
             "Call the model itself (model(batch), then backward) with gradients "
             "enabled and at least one parameter that requires a gradient; to go back "
-            "to plain PyTorch set LOWTIDE_DISABLE=1"
+            "to plain PyTorch, set LOWTIDE_DISABLE=1"
         )
         super().__init__(
             f"{asked}: 0 training graphs arrived, so no budget is being kept. "
@@ -119,13 +117,8 @@ class NoTrainingGraphError(LowtideError, RuntimeError):
 class CaptureError(LowtideError, RuntimeError):
     """The training step cannot be turned into a graph.
 
-    Args:
-        reason: What stopped the capture, in torch's words where it is torch's.
-        op: The operation it happened at.
-        location: The user's `file:line`.
-        fix: What to do.
-        passed: Files and lines that the error passed through in another process, of
-            which no traceback is here.
+    `location` is the user's `file:line`. `passed` are the files and lines that the
+    error passed through in another process, whose traceback is not available here.
     """
 
     def __init__(
@@ -155,10 +148,7 @@ class CaptureError(LowtideError, RuntimeError):
 class StepFormatError(LowtideError, ValueError):
     """A step or plan file, or the text form of a step, that cannot be read.
 
-    Args:
-        found: What is wrong with it, e.g. "line 3: unknown flag 'randon'".
-        path: The file, if it was one.
-        field: Where in it, e.g. "ops[3].seconds".
+    `field` says where in the file the problem is, such as "ops[3].seconds".
     """
 
     def __init__(self, found: str, *, path: str | Path = "", field: str = "") -> None:
@@ -169,47 +159,37 @@ class StepFormatError(LowtideError, ValueError):
         at = f"{field}: " if field else ""
         super().__init__(
             f"the step or plan{where} cannot be read: {at}{_sentence(found)} Write it "
-            "again with "
-            "`save` (or `lowtide profile -o`, `lowtide plan -o`) of this version."
+            "again with `save` (or `lowtide profile -o`, `lowtide plan -o`) of this "
+            "version."
         )
 
 
 class PlanMismatchError(LowtideError, ValueError):
     """The plan was made for another graph: other code, shapes, or dtypes.
 
-    Args:
-        plan_fingerprint: The fingerprint of the step the plan was made for.
-        step_fingerprint: The fingerprint of the step it was to be applied to.
-        first_difference: Where the two part, e.g. "op 17: add against mul".
+    `first_difference` says where the two part, such as "op 17: add against mul".
     """
 
     def __init__(
-        self,
-        plan_fingerprint: str,
-        step_fingerprint: str,
-        first_difference: str = "",
+        self, plan_fingerprint: str, step_fingerprint: str, first_difference: str = ""
     ) -> None:
         self.plan_fingerprint = plan_fingerprint
         self.step_fingerprint = step_fingerprint
         self.first_difference = first_difference
-        first = ""
-        if first_difference:
-            first = f" First difference: {_sentence(first_difference)}"
+        first = f" First difference: {_sentence(first_difference)}"
         super().__init__(
             f"this plan is for step {plan_fingerprint}, but the step at hand is "
-            f"{step_fingerprint}.{first} Use the model, batch shape and dtypes the "
-            "plan was made with, or plan again with lowtide.plan."
+            f"{step_fingerprint}.{first if first_difference else ''} Use the model, "
+            "batch shape and dtypes the plan was made with, or plan again with "
+            "lowtide.plan."
         )
 
 
 class InvalidScheduleError(LowtideError, ValueError):
     """A schedule that cannot be executed, with the first item that breaks it.
 
-    Args:
-        index: The position of that item, or the schedule's length if it is the end
-            that is wrong (an output was never made).
-        reason: What is wrong with it.
-        item: The item, e.g. "Run(3)".
+    `index` is the position of that item, or the schedule's length if its end is what
+    is wrong (an output was never made).
     """
 
     def __init__(self, index: int, reason: str, item: object = "") -> None:
@@ -227,11 +207,8 @@ class InvalidScheduleError(LowtideError, ValueError):
 class VerificationError(LowtideError, RuntimeError):
     """The planned step differs from the plain one, or its real peak is too high.
 
-    Args:
-        what: The value that differs, e.g. "gradient of layers.3.weight", or "peak".
-        difference: The first difference, with numbers.
-        predicted_peak_bytes: The peak the plan promises, if it is known.
-        measured_peak_bytes: The peak that was measured, if it was.
+    `what` is the value that differs, such as "gradient of layers.3.weight", or "peak";
+    `difference` the first difference, with numbers.
     """
 
     def __init__(
@@ -246,30 +223,18 @@ class VerificationError(LowtideError, RuntimeError):
         self.difference = difference
         self.predicted_peak_bytes = predicted_peak_bytes
         self.measured_peak_bytes = measured_peak_bytes
-        peaks = [
-            f"{name} {format_bytes(peak)}"
-            for name, peak in (
-                ("predicted", predicted_peak_bytes),
-                ("measured", measured_peak_bytes),
-            )
-            if peak is not None
-        ]
+        known = {"predicted": predicted_peak_bytes, "measured": measured_peak_bytes}
+        peaks = [f"{k} {format_bytes(v)}" for k, v in known.items() if v is not None]
         shown = f" Peak: {', '.join(peaks)}." if peaks else ""
         super().__init__(
             f"verification failed at {what}: {_sentence(difference)}{shown} The plan "
-            "is withdrawn. Run without lowtide (LOWTIDE_DISABLE=1) and report this "
-            "with the saved step and plan."
+            "has been withdrawn. Run without lowtide (LOWTIDE_DISABLE=1) and report "
+            "this with the saved step and plan."
         )
 
 
 class SolverUnavailableError(LowtideError, ImportError):
-    """A solver is not installed, or cannot be loaded in this process.
-
-    Args:
-        solver: The package that is missing.
-        reason: What happened when it was imported.
-        fix: What to do; by default, to install it.
-    """
+    """A solver is not installed, or cannot be loaded in this process."""
 
     def __init__(self, solver: str, reason: str, fix: str = "") -> None:
         self.solver = solver
@@ -284,12 +249,7 @@ class SolverUnavailableError(LowtideError, ImportError):
 
 
 class UnsupportedTorchError(LowtideError, RuntimeError):
-    """This torch does something lowtide was not tested with.
-
-    Args:
-        found: What is new or different.
-        version: The torch version in use.
-    """
+    """This torch does something lowtide has not been tested with."""
 
     def __init__(self, found: str, version: str = "") -> None:
         self.found = found
@@ -303,13 +263,7 @@ class UnsupportedTorchError(LowtideError, RuntimeError):
 
 
 class MissingPackageError(LowtideError, ImportError):
-    """An optional package that is not installed.
-
-    Args:
-        package: The package.
-        purpose: What it is needed for.
-        install: The command that installs it.
-    """
+    """An optional package that is not installed, and what it is needed for."""
 
     def __init__(self, package: str, purpose: str, install: str) -> None:
         self.package = package
@@ -320,13 +274,7 @@ class MissingPackageError(LowtideError, ImportError):
 
 
 class OutputError(LowtideError, OSError):
-    """A file that cannot be written, or that exists and may not be replaced.
-
-    Args:
-        path: The file.
-        reason: What stands in the way.
-        fix: What to do.
-    """
+    """A file that cannot be written, or that exists and may not be replaced."""
 
     def __init__(self, path: str, reason: str, fix: str) -> None:
         self.path = path
@@ -337,11 +285,7 @@ class OutputError(LowtideError, OSError):
 class TargetError(LowtideError, RuntimeError):
     """The user's own code, named on the command line, raised an error.
 
-    Args:
-        target: The file, module or function, as it was named.
-        raised: The error it raised, e.g. "ZeroDivisionError: division by zero".
-        location: The user's `file:line` where that happened.
-        code: The line of code there.
+    `location` is the user's `file:line` where that happened, `code` the line there.
     """
 
     def __init__(
@@ -354,23 +298,22 @@ class TargetError(LowtideError, RuntimeError):
         where = f" At {location}" + (f": `{code}`." if code else ".")
         super().__init__(
             f"{target} raised {_sentence(raised)}{where if location else ''} Run it "
-            "by itself in Python to see more, and mend it there."
+            "by itself in Python to see more, and fix it there."
         )
 
 
 class LowtideWarning(UserWarning):
-    """Something that does not stop lowtide, and that one should know."""
+    """Something that does not stop lowtide, but that you should know."""
+
+
+def fitting(num_bytes: int) -> str:
+    """The budget to ask for that holds these bytes, in as few digits as do."""
+    if num_bytes < 2**20:
+        return f"{num_bytes}B"
+    return f"{math.ceil(10 * num_bytes / 2**20) / 10:.1f}MiB"
 
 
 def _sentence(text: str) -> str:
-    """Returns the text with a full stop, or nothing for nothing."""
+    """The text with a full stop."""
     text = text.strip()
     return text if not text or text[-1] in ".!?" else text + "."
-
-
-def _told_apart(first_bytes: int, second_bytes: int) -> tuple[str, str]:
-    """Returns both sizes, with exact bytes where rounding would make them equal."""
-    first, second = format_bytes(first_bytes), format_bytes(second_bytes)
-    if first == second and first_bytes != second_bytes:
-        return f"{first} ({first_bytes} bytes)", f"{second} ({second_bytes} bytes)"
-    return first, second

@@ -11,8 +11,7 @@ import torch
 
 import lowtide
 from lowtide import StepGraph, planners
-from lowtide.engine.api import arguments_of
-from lowtide.engine.training import default_loss
+from lowtide.engine.training import arguments_of, default_loss
 from tests.exactness.models import CASES
 
 NAMES = ("resnet", "gpt2", "unet_skips")

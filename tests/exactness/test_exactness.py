@@ -15,11 +15,10 @@ import torch
 from torch import nn
 
 from lowtide import planners
-from lowtide.engine.api import arguments_of
 from lowtide.engine.bits import same_bits
 from lowtide.engine.planning import Planning, Settings
 from lowtide.engine.runtime import PlannedCall
-from lowtide.engine.training import default_loss
+from lowtide.engine.training import arguments_of, default_loss
 from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan
 from tests.exactness.models import CASES, Case
@@ -136,8 +135,8 @@ def build(case: Case) -> tuple[nn.Module, list[Any], Any]:
     return case.build()
 
 
-# The two extremes run everywhere; what lies between them with `make test-slow`.
-SLOW = {"loose": [pytest.mark.slow], "middle": [pytest.mark.slow]}
+# The floor runs everywhere, all else with `make test-slow`.
+SLOW = {mode: [pytest.mark.slow] for mode in MODES if mode != "floor"}
 
 
 @pytest.mark.parametrize(

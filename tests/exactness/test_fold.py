@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import lowtide
-from lowtide.reporting.policies import policies
+from lowtide.reporting.export import policies
 from lowtide.step.graph import FOLDED, StepGraph
 from tests.exactness.test_exactness import (
     MODES,
@@ -200,3 +200,57 @@ def test_a_policy_names_each_folded_op() -> None:
     assert by_target["batch_norm"] == ["MUST_SAVE"] * 3
     assert by_target["mul"] == ["MUST_RECOMPUTE"] * 3
     assert set(by_target["add"]) == {"MUST_RECOMPUTE"}
+
+
+@pytest.mark.parametrize("name", ["_softmax", "_log_softmax"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_softmax_over_its_argument_has_the_same_bits(
+    name: str, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    forward = getattr(torch.ops.aten, name)
+    backward = getattr(torch.ops.aten, f"{name}_backward_data")
+    into = backward.out._schema.arguments[-1].name
+    for shape in ((3, 5), (7, 1000), (64, 50257), (2, 3, 17, 33)):
+        x, gradient = (5 * torch.randn(2, *shape)).to(dtype)
+        x.view(-1)[0], x.view(-1)[-1] = -torch.inf, torch.nan
+        dim, over = len(shape) - 1, x.clone()
+        made = forward(x, dim, False)
+        forward.out(over, dim, False, out=over)
+        assert torch.equal(over.view(torch.int16), made.view(torch.int16))
+        wanted = backward(gradient, made, dim, dtype)
+        backward.out(gradient, made, dim, dtype, **{into: gradient})
+        assert torch.equal(gradient.view(torch.int16), wanted.view(torch.int16))
+
+
+def test_a_head_and_its_loss_need_two_copies_of_the_logits() -> None:
+    """Eager has three: the logarithms, their gradient and that of the logits."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    head, hidden = nn.Linear(8, 5000, bias=False), torch.randn(64, 8)
+    labels = torch.randint(0, 5000, (64,))
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(x, labels)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = head
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return loss(self.head(x))
+
+    step = lowtide.profile(Model(), hidden, how="estimate")
+    logits = 64 * 5000 * 4
+    taken = step.baseline_peak_bytes - step.resident_bytes
+    assert 2 * logits <= taken < 2.5 * logits
+    assert 3 * logits <= step.eager_peak_bytes - step.resident_bytes
+    assert lowtide.verify(Model(), hidden, budget=step.baseline_peak_bytes).ok
+
+
+def test_a_softmax_along_columns_is_not_written_over() -> None:
+    step = step_of(lambda x: x.softmax(0) * 2, 8, 16)
+    assert not any("addmm.default + aten._softmax" in t for t in folded(step))
+    step = step_of(lambda x: x.softmax(1) * 2, 8, 16)
+    assert any("addmm.default + aten._softmax" in t for t in folded(step))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import gc
 import random
+import subprocess
+import sys
 import threading
 import warnings
 from collections.abc import Callable
@@ -708,3 +710,73 @@ def test_dropout_keeps_a_byte_for_each_number():
     (drawn,) = [op for op in step.ops if op.once == "draws random numbers"]
     masks = [step.storages[s] for s in drawn.writes if step.storages[s].dtype == "bool"]
     assert [mask.nbytes for mask in masks] == [4 * 8]
+
+
+class Unused(nn.Module):
+    """Its second output passes an op of which nothing is known to keep zeros zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.left = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.right = nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = self.body(x)
+        return self.left(x), F.group_norm(self.right(x), 4)
+
+
+def test_a_gradient_that_nothing_reaches_is_missing_and_not_zero():
+    x = torch.randn(8, 16)
+    model = Unused()
+    agree(model, lambda m: m(x)[0].square().mean().backward(), steps=3)
+    assert model.right.weight.grad is None
+
+
+class Masked(nn.Module):
+    """Draws from numpy's generator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = torch.from_numpy(np.random.rand(len(x)) < 0.5)
+        return self.body(x * mask[:, None])
+
+
+def test_draws_of_numpy_stay_those_of_numpy():
+    x = torch.randn(32, 8)
+
+    def run(model: nn.Module) -> None:
+        np.random.seed(3)
+        model(x).square().mean().backward()
+        assert np.random.rand() == after
+
+    np.random.seed(3)
+    np.random.rand(len(x))
+    after = np.random.rand()
+    agree(Masked(), run)
+
+
+def test_an_error_that_is_being_handled_is_not_raised_again():
+    def cut(x: torch.Tensor) -> torch.Tensor:
+        torch._dynamo.graph_break()
+        return torch.tanh(x)
+
+    x, model = torch.randn(64, 8), Small(cut)
+    lowtide.optimize(model, budget=1)
+    try:
+        model(x)
+    except BudgetTooSmallError:
+        lowtide.restore(model)
+        lowtide.optimize(model, **EASY)
+        model(x).backward()
+    assert model.first.weight.grad is not None
+
+
+def test_importing_lowtide_draws_no_random_number():
+    script = (
+        "import random; random.seed(0); a = random.getstate(); import lowtide; "
+        "lowtide.optimize; lowtide.report; assert random.getstate() == a"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)

@@ -127,12 +127,6 @@ def test_bench_on_a_model(tmp_path):
     assert "DIFFERENT" in done.out
 
 
-def test_the_published_table_is_a_benchmark(tmp_path):
-    done = run("bench", "--table", "feng", cwd=tmp_path)
-    assert done.code == 2
-    assert "`python benchmarks/feng.py`" in done.err
-
-
 @pytest.mark.slow
 def test_a_published_model_is_planned_at_its_cut():
     printed = _feng("resnet18", "--time-limit", "4", "--jobs", "1")

@@ -122,7 +122,7 @@ def point_at(page, chart, share_x, share_y=0.5):
     """Move the pointer into a chart, by shares of its inner width and its height."""
     page.locator(f"#{chart}").scroll_into_view_if_needed()
     box = page.locator(f"#{chart}").bounding_box()
-    left, right = (14, 14) if chart == "lifetimes-chart" else (68, 14)
+    left, right = (230, 14) if chart == "lifetimes-chart" else (68, 14)
     x = box["x"] + left + share_x * (box["width"] - left - right)
     page.mouse.move(x, box["y"] + share_y * box["height"])
     return x, box["y"] + share_y * box["height"]
@@ -151,8 +151,8 @@ def test_every_section_is_there_and_every_chart_is_drawn(browser, path):
             "The tide",
             "The frontier",
             "At the peak",
-            "Kept and recomputed",
             "Lifetimes",
+            "Kept and recomputed",
             "Batch size",
             "Prediction and measurement",
             "The search",
@@ -171,12 +171,13 @@ def test_the_page_shows_the_plans_bytes(browser, path, step, made):
 
         assert number("budget") == plan.budget_bytes
         assert number("peak") == plan.peak_bytes
-        assert number("baseline") == step.baseline_peak_bytes
-        assert number("measured") == plan.peak_bytes + 4096
-        exact = page.locator("#card-peak .exact").inner_text()
+        exact = page.locator("#card-peak .value").get_attribute("title")
         assert int("".join(filter(str.isdigit, exact))) == plan.peak_bytes
-        shown = page.locator("#card-peak .value").inner_text().replace("\xa0", " ")
-        assert shown == format_bytes(plan.peak_bytes)
+        card = page.locator("#card-peak").inner_text().replace("\xa0", " ")
+        for nbytes in (step.eager_peak_bytes, plan.peak_bytes, plan.peak_bytes + 4096):
+            assert format_bytes(nbytes) in card
+        boxes = page.locator("#icicle-chart .box")
+        assert int(boxes.first.get_attribute("data-bytes")) == plan.peak_bytes
         page.get_by_role("button", name="show all").click()
         rows = page.locator("#peak-table tbody tr").all()
         total = sum(int(row.get_attribute("data-bytes")) for row in rows)
@@ -196,19 +197,86 @@ def test_the_page_shows_the_plans_bytes(browser, path, step, made):
         assert total == sum(step.sizes[s] for s in plan.kept)
 
 
+def test_three_cards_and_the_chart_are_above_the_fold(browser, path):
+    with opened(browser, path, height=900) as page:
+        cards = page.locator("#cards .card h3").all_inner_texts()
+        assert cards == ["Peak", "Time", "Bits"]
+        assert "identical" in page.locator("#card-bits").inner_text()
+        box = page.locator("#tide-chart").bounding_box()
+        assert box["y"] + box["height"] <= 900
+        assert page.locator("#frontier-chart").bounding_box()["y"] < 700
+
+
+def test_the_icicle_opens_a_box_and_goes_back(browser, path):
+    with opened(browser, path) as page:
+        boxes = page.locator("#icicle-chart .box")
+        whole = boxes.first.get_attribute("data-bytes")
+        count = boxes.count()
+        boxes.nth(1).hover()
+        assert "of the peak" in tip(page)
+        boxes.nth(1).click()
+        assert "layers" in page.locator("#icicle-path").inner_text()
+        assert int(boxes.first.get_attribute("data-bytes")) < int(whole)
+        width = page.locator("#icicle-chart").bounding_box()["width"]
+        assert boxes.first.bounding_box()["width"] == pytest.approx(width, abs=1)
+        boxes.first.click()
+        assert boxes.first.get_attribute("data-bytes") == whole
+        assert boxes.count() == count
+        boxes.first.focus()
+        page.keyboard.press("ArrowRight")
+        page.keyboard.press("Enter")
+        assert int(boxes.first.get_attribute("data-bytes")) < int(whole)
+        page.keyboard.press("Escape")
+        assert boxes.first.get_attribute("data-bytes") == whole
+
+
+def test_ops_are_found_by_the_keyboard(browser, path, made):
+    data = made.to_dict()
+    tide = data["views"][0]["tide"]
+    found = [
+        run
+        for run, op in zip(tide["run"], tide["op"], strict=True)
+        if "layers.2.mlp" in data["ops"]["module"][op]
+    ]
+    with opened(browser, path) as page:
+        before = ticks(page, "tide-chart")
+        status = page.locator("#tide-status")
+        page.keyboard.press("/")
+        page.keyboard.type("LAYERS.2.mlp")
+        assert status.inner_text().startswith(f"{len(found)} runs match")
+        assert ticks(page, "tide-chart") != before
+        for place in (1, 2):
+            page.keyboard.press("Enter")
+            words = f"{place} of {len(found)}: run {found[place - 1] + 1}: "
+            assert status.inner_text().startswith(words)
+        page.keyboard.press("Shift+Enter")
+        assert status.inner_text().startswith(f"1 of {len(found)}: ")
+        assert "layers.2.mlp" in tip(page)
+        page.keyboard.press("Escape")
+        assert status.inner_text() == ""
+        assert ticks(page, "tide-chart") == before
+
+
 def test_hover_names_the_op_under_the_pointer(browser, path, made):
     data = made.to_dict()
-    tide = data["tides"][0]
+    tide = data["views"][0]["tide"]
     run = tide["num_runs"] // 3
     op = tide["op"][run]
     with opened(browser, path) as page:
         point_at(page, "tide-chart", (run + 0.5) / tide["num_runs"])
         text = tip(page)
+        assert data["ops"]["title"][op] in text
         assert data["ops"]["name"][op] in text
-        assert data["ops"]["module"][op] in text
         assert data["ops"]["source"][op] in text
         assert f"run {run + 1} of {tide['num_runs']}" in text
         assert f"{format_bytes(tide['live_bytes'][run])} alive" in text
+        # The baseline's bytes at the same op, and what the plan saves there.
+        over = tide["outline"]
+        base = [
+            b for r, b in zip(over["run"], over["live_bytes"], strict=True) if r <= run
+        ][-1]
+        assert f"baseline\n{format_bytes(base)}" in text
+        assert f"{format_bytes(base - tide['live_bytes'][run])} less, " in text
         point_at(page, "tide-chart", (tide["peak_run"] + 0.5) / tide["num_runs"])
         assert f"{format_bytes(tide['peak_bytes'])} alive" in tip(page)
         page.mouse.move(2, 2)
@@ -216,7 +284,7 @@ def test_hover_names_the_op_under_the_pointer(browser, path, made):
 
 
 def test_zoom_by_dragging_and_back(browser, path, made):
-    tide = made.to_dict()["tides"][0]
+    tide = made.to_dict()["views"][0]["tide"]
     with opened(browser, path) as page:
         before = ticks(page, "tide-chart")
         point_at(page, "tide-chart", 0.25)
@@ -240,14 +308,14 @@ def test_zoom_by_dragging_and_back(browser, path, made):
 
 def test_the_axis_can_be_time(browser, path, made):
     data = made.to_dict()
-    tide = data["tides"][0]
+    tide = data["views"][0]["tide"]
     with opened(browser, path) as page:
         page.get_by_role("button", name="by time").click()
         share = 0.6
         point_at(page, "tide-chart", share)
         goal = share * tide["seconds"]
         expected = [
-            data["ops"]["name"][op]
+            data["ops"]["title"][op]
             for op, start in zip(tide["op"], tide["start_seconds"], strict=True)
             if abs(start - goal) < 0.03 * tide["seconds"]
         ]
@@ -258,7 +326,8 @@ def test_the_axis_can_be_time(browser, path, made):
 def place_on_frontier(page, data, point):
     """Where the chart must draw a point: linear axes with a little room around."""
     points = [*data["points"], *data["references"]]
-    xs = [p["peak_bytes"] for p in points] + [data["bound_bytes"]]
+    xs = [p["peak_bytes"] for p in points]
+    xs += [data["bound_bytes"], data["eager_peak_bytes"]]
     ys = [p["overhead"] for p in points]
     room = 0.06 * (max(xs) - min(xs))
     low, high = max(0, min(xs) - room), max(xs) + room
@@ -269,31 +338,46 @@ def place_on_frontier(page, data, point):
     across = (point["peak_bytes"] - low) / (high - low)
     up = (point["overhead"] - bottom) / (top - bottom)
     return (
-        box["x"] + 68 + across * (box["width"] - 82),
+        box["x"] + 56 + across * (box["width"] - 64),
         box["y"] + box["height"] - 38 - up * (box["height"] - 60),
     )
 
 
-def test_a_click_on_the_frontier_shows_that_plans_tide(browser, path, made):
+def test_a_click_on_the_frontier_shows_that_plan_everywhere(browser, path, made):
     data = made.to_dict()
     points = data["frontier"]["points"]
-    other = next(p for p in points if p["tide"] > 0 and p["overhead"] > 0.05)
+    other = next(p for p in points if p["view"] > 0 and p["overhead"] > 0.05)
     with opened(browser, path) as page:
         before = ticks(page, "tide-chart")
         place = place_on_frontier(page, data["frontier"], other)
         page.mouse.move(*place)
         assert f"peak {format_bytes(other['peak_bytes'])}" in tip(page)
         page.mouse.click(*place)
-        chip = page.locator("#tide-plan").inner_text()
+        chip = page.locator("#chosen").inner_text()
         assert f"peak {format_bytes(other['peak_bytes'])}" in chip
         page.mouse.move(2, 2)
         assert ticks(page, "tide-chart") != before
-        tide = data["tides"][other["tide"]]
+        tide = data["views"][other["view"]]["tide"]
         point_at(page, "tide-chart", (tide["peak_run"] + 0.5) / tide["num_runs"])
         assert f"{format_bytes(other['peak_bytes'])} alive" in tip(page)
+        view = data["views"][other["view"]]
+        card = page.locator("#card-peak")
+        assert int(card.get_attribute("data-number")) == other["peak_bytes"]
+        assert "not compared" in page.locator("#card-bits").inner_text()
+        headline = page.locator("#headline").inner_text().replace("\xa0", " ")
+        assert headline == view["headline"]
+        box = page.locator("#icicle-chart .box").first
+        assert int(box.get_attribute("data-bytes")) == other["peak_bytes"]
+        kept = page.locator("#modules-table tr[data-kept]").all()
+        total = sum(int(row.get_attribute("data-kept")) for row in kept)
+        assert total == sum(m["kept_bytes"] for m in view["modules"])
+        assert (
+            format_bytes(other["peak_bytes"])
+            in page.locator("#peak-about").inner_text()
+        )
         page.get_by_role("button", name="back").click()
         page.mouse.move(2, 2)
-        assert page.locator("#tide-plan").is_hidden()
+        assert page.locator("#chosen").is_hidden()
         assert ticks(page, "tide-chart") == before
 
 
@@ -306,12 +390,12 @@ def test_the_keyboard_walks_along_the_frontier(browser, path, made):
             page.keyboard.press("ArrowRight")
         assert f"peak {format_bytes(highest)}" in tip(page)
         page.keyboard.press("Enter")
-        chip = page.locator("#tide-plan").inner_text()
+        chip = page.locator("#chosen").inner_text()
         assert f"peak {format_bytes(highest)}" in chip
 
 
 def test_search_finds_modules_and_storages(browser, path, made):
-    rows = made.to_dict()["modules"]
+    rows = made.to_dict()["views"][0]["modules"]
     with opened(browser, path) as page:
         table = page.locator("#modules-table tbody tr")
         assert table.count() == len(rows)
@@ -383,8 +467,8 @@ def test_the_keyboard_reaches_everything(browser, path, made):
         page.keyboard.press("ArrowRight")
         page.keyboard.press("ArrowRight")
         first = page.locator("#tide-status").inner_text()
-        op = data["tides"][0]["op"][2]
-        assert first.startswith(f"run 3: {data['ops']['name'][op]}")
+        op = data["views"][0]["tide"]["op"][2]
+        assert first.startswith(f"run 3: {data['ops']['title'][op]}")
 
 
 def test_names_with_markup_are_shown_as_text(browser, tmp_path):
@@ -416,21 +500,12 @@ def test_downloads_hold_the_same_data(browser, path, made):
         with page.expect_download() as waiting:
             page.locator("#save-json").click()
         saved = json.loads(Path(waiting.value.path()).read_text())
-        assert saved["cards"] == data["cards"]
-        assert saved["peak"] == data["peak"]
-        assert saved["ops"] == data["ops"]
-        for tide, mine in zip(saved["tides"], data["tides"], strict=True):
-            assert tide["by_kind"] == mine["by_kind"]
-            assert tide["live_bytes"] == mine["live_bytes"]
-            assert tide["start_seconds"] == pytest.approx(
-                mine["start_seconds"], abs=1e-9
-            )
-            assert tide["outline"]["live_bytes"] == mine["outline"]["live_bytes"]
+        assert saved == json.loads(json.dumps(data))
         with page.expect_download() as waiting:
             page.locator("#save-csv").click()
         rows = list(csv.DictReader(io.StringIO(Path(waiting.value.path()).read_text())))
         live = [int(row["live_bytes"]) for row in rows]
-        assert live == data["tides"][0]["live_bytes"]
+        assert live == data["views"][0]["tide"]["live_bytes"]
 
 
 def test_printing_is_light_and_complete(browser, path):
@@ -479,7 +554,7 @@ def test_twenty_thousand_ops_are_ready_in_three_seconds(browser, tmp_path):
     seen = measured(step, plan)
     made = lowtide.report(step, plan, seen, frontier(step))
     path = made.save(tmp_path / "large.html")
-    tide = made.to_dict()["tides"][0]
+    tide = made.to_dict()["views"][0]["tide"]
     start = time.monotonic()
     with opened(browser, path) as page:
         point_at(page, "tide-chart", (tide["peak_run"] + 0.5) / tide["num_runs"])

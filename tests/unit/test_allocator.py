@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from lowtide.planners.auto._draft import Draft
+from lowtide.planners.auto._evaluator import Draft
 from lowtide.planners.auto._problem import Problem
 from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Run
@@ -78,9 +78,9 @@ def test_a_draft_agrees_with_a_naive_allocator_after_any_edit(first_seed: int) -
     rng = random.Random(first_seed)
     for step in steps(first_seed):
         problem = Problem(step)
-        draft = Draft(problem, problem.baseline)
+        draft = problem.evaluator.draft(problem.baseline)
         for _ in range(8):
-            draft = edited(draft, rng)
+            draft = edited(problem, draft, rng)
             expected = walk(step, draft.ops)
             assert tuple(draft.live.tolist()) == expected.live_bytes
             assert draft.peak_bytes == expected.peak_bytes
@@ -89,15 +89,18 @@ def test_a_draft_agrees_with_a_naive_allocator_after_any_edit(first_seed: int) -
             assert timeline.peak_bytes == draft.peak_bytes
 
 
-def edited(draft: Draft, rng: random.Random) -> Draft:
+def edited(problem: Problem, draft: Draft, rng: random.Random) -> Draft:
     """The draft with runs inserted or left out at random, still valid."""
-    step, ops = draft.problem.step, draft.ops
+    step, ops = problem.step, draft.ops
     if rng.random() < 0.3:
-        repeated = [p for p, n in enumerate(ops) if is_spare(draft, p)]
+        repeated = [p for p, n in enumerate(ops) if is_spare(step, ops, p)]
         if repeated:
-            return draft.without([rng.choice(repeated)])
-    inserted: list[tuple[int, list[int]]] = []
-    for position in sorted(rng.sample(range(len(ops)), min(4, len(ops)))):
+            position = rng.choice(repeated)
+            rest = [*ops[:position], *ops[position + 1 :]]
+            return problem.evaluator.draft(rest)
+    longer = list(ops)
+    chosen = sorted(rng.sample(range(len(ops)), min(4, len(ops))), reverse=True)
+    for position in chosen:
         made = set(step.resident).union(*(step.ops[n].writes for n in ops[:position]))
         fit = [
             op.id
@@ -105,13 +108,12 @@ def edited(draft: Draft, rng: random.Random) -> Draft:
             if not op.once and made.issuperset((*op.reads, *op.writes))
         ]
         if fit:
-            inserted.append((position, [rng.choice(fit)]))
-    return draft.with_inserted(inserted)
+            longer.insert(position, rng.choice(fit))
+    return problem.evaluator.draft(longer)
 
 
-def is_spare(draft: Draft, position: int) -> bool:
+def is_spare(step: StepGraph, ops: list[int], position: int) -> bool:
     """Whether everything an op writes was made before, so that it may be left out."""
-    step, ops = draft.problem.step, draft.ops
     before = set().union(*(step.ops[n].writes for n in ops[:position]))
     op = step.ops[ops[position]]
     return not op.once and before.issuperset(op.writes)

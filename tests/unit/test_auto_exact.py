@@ -5,15 +5,19 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from lowtide.errors import BudgetTooSmallError
-from lowtide.planners.auto import plan
-from lowtide.planners.auto._bound import Relaxation, ancestors, must_run
+from lowtide.errors import BudgetTooSmallError, StepFormatError
+from lowtide.planners._linear import Answer, Program, solve
+from lowtide.planners.auto import _bound, plan
+from lowtide.planners.auto._bound import Relaxation
 from lowtide.planners.auto._floor import peak_bound_bytes
 from lowtide.planners.auto._problem import Problem
 from lowtide.step.graph import Op, Region, StepGraph, Storage, check_graph
+from tests.oracle import least_seconds_within, random_step
 
 INFINITE = float("inf")
 
@@ -168,11 +172,10 @@ def test_the_linear_bounds_are_never_above_the_optimum(first_seed: int) -> None:
     for seed in range(first_seed, first_seed + 50):
         step = small_step(1000 + seed)
         problem = Problem(step)
-        must = must_run(problem)
         after = [
             i
-            for i in sorted(must)
-            if i > step.turn and step.turn in ancestors(problem, i)
+            for i in sorted(problem.must_run)
+            if i > step.turn and step.turn in problem.ancestors_of(i)
         ]
         for budget in budgets_of(step)[::2]:
             best = least_seconds(step, budget)
@@ -180,3 +183,49 @@ def test_the_linear_bounds_are_never_above_the_optimum(first_seed: int) -> None:
             for moments in ([step.turn], after[:1], [step.turn, *after[-1:]]):
                 bound = Relaxation(problem, float(budget), moments).solve(10.0)
                 assert bound.seconds <= best + 1e-9, (seed, budget, moments)
+
+
+def test_bounds_of_whole_numbers_lie_between_the_others_and_the_optimum() -> None:
+    raised = 0
+    for seed in (0, 2, 5, 6, 7):
+        step = random_step(seed, 8)
+        problem = Problem(step)
+        later = [i for i in problem.must_run if step.turn in problem.ancestors_of(i)]
+        budget = int(0.8 * step.baseline_peak_bytes)
+        best = least_seconds_within(step, budget)
+        for last in sorted(later):
+            given = problem, float(budget), [step.turn, last]
+            loose = Relaxation(*given).solve().seconds
+            whole = Relaxation(*given).solve_whole(10.0)
+            assert loose * (1 - 1e-9) <= whole <= best + 1e-9, (seed, last)
+            raised += whole > loose * 1.001
+    assert raised > 0
+
+
+def test_a_program_without_solution_is_solved_again_without_presolve(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    step = small_step(0)
+    tried: list[bool] = []
+
+    def doubtful(program: Program, *, presolve: bool, **how: Any) -> Answer:
+        tried.append(presolve)
+        answer = solve(program, presolve=presolve, **how)
+        return replace(answer, is_infeasible=True) if presolve else answer
+
+    monkeypatch.setattr(_bound, "solve", doubtful)
+    budget = float(step.baseline_peak_bytes)
+    bound = Relaxation(Problem(step), budget, [step.turn]).solve()
+    assert tried == [True, False]
+    assert bound.seconds <= step.baseline_seconds
+
+
+def test_a_resident_among_the_outputs_is_refused() -> None:
+    with pytest.raises(StepFormatError, match="resident"):
+        StepGraph.from_text("""
+            resident x 8
+            f = op(x)   4 bytes 1 s
+            turn(f) -> d   4 bytes
+            da = g(d)   4 bytes 1 s
+            -> da, x
+        """)

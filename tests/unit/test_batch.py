@@ -8,7 +8,13 @@ from torch import nn
 
 import lowtide
 from lowtide import BudgetFormatError, BudgetTooSmallError, StepGraph
-from lowtide.engine.batch import BatchRow, Real, best_row, find_largest
+from lowtide.engine.batch import (
+    BatchRow,
+    Measured,
+    best_row,
+    confirm_largest,
+    find_largest,
+)
 from lowtide.errors import InvalidArgumentError
 
 
@@ -64,6 +70,26 @@ def test_a_size_known_to_fit_is_where_the_search_begins():
     assert find_largest(chain, 1000, known=known)[0] == 30
 
 
+def test_a_size_found_by_estimate_is_confirmed_by_measuring():
+    # An estimate found 30. Measured, a step needs 500 + 39 n, so 1000 bytes hold 12.
+    tried: list[int] = []
+
+    def measured_at(size):
+        tried.append(size)
+        return chain(size, 500, 13)
+
+    found = confirm_largest(measured_at, 30, 1000)
+    assert found is not None
+    assert found[0] == 12
+    assert found[1].peak_bytes <= 1000
+    assert tried == sorted(tried, reverse=True)
+    assert len(tried) <= 5
+    # A size that is known to fit is not measured again, and nothing may fit at all.
+    known = {12: found[1]}
+    assert confirm_largest(measured_at, 13, 1000, known=known) == (12, found[1])
+    assert confirm_largest(measured_at, 3, 500) is None
+
+
 def test_not_even_one_sample():
     with pytest.raises(BudgetTooSmallError) as caught:
         find_largest(chain, 120)
@@ -98,7 +124,7 @@ def test_a_share_is_no_budget_for_a_batch_size():
 def test_rows_prefer_what_was_measured():
     row = BatchRow(8, 100, 2.0, 50, 4.0)
     assert (row.baseline_samples_per_second, row.planned_samples_per_second) == (4, 2)
-    real = BatchRow(8, 100, 2.0, 50, 4.0, Real(90, 1.0), Real(40, 2.0))
+    real = BatchRow(8, 100, 2.0, 50, 4.0, Measured(90, 1.0), Measured(40, 2.0))
     assert (real.baseline_samples_per_second, real.planned_samples_per_second) == (8, 4)
     too_large = BatchRow(16, 200, 4.0, None, None)
     assert too_large.planned_samples_per_second is None

@@ -6,7 +6,9 @@ Each command runs as its own process. What they print, word for word, is in
 
 import json
 import os
+import re
 import resource
+import shlex
 import signal
 import subprocess
 import sys
@@ -15,15 +17,15 @@ import time
 import pytest
 
 from lowtide import Plan, StepGraph
-from lowtide.cli import _VERBS
+from lowtide.cli import VERBS
 from lowtide.errors import InvalidArgumentError
 from lowtide.shell.target import read_target
 from tests.report_steps import SMALL, gpt
 from tests.shell import run, run_in_terminal, start
 
-VERBS = (
-    "demo doctor models profile plan sweep verify bench batch report explain diff "
-    "export planners"
+NAMES = (
+    "demo run doctor models profile fits plan sweep verify bench batch report explain "
+    "diff export planners"
 ).split()
 
 
@@ -56,10 +58,10 @@ def test_the_bare_command_shows_help(tmp_path):
 
 
 def test_every_verb_of_the_contract_is_there():
-    assert set(VERBS) == {verb.__name__ for _, verb, _ in _VERBS}
+    assert set(NAMES) == {verb.__name__ for verbs in VERBS.values() for verb in verbs}
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", NAMES)
 def test_help_of_every_verb_shows_an_example(verb, tmp_path):
     done = run(verb, "--help", cwd=tmp_path)
     assert done.code == 0
@@ -68,7 +70,8 @@ def test_help_of_every_verb_shows_an_example(verb, tmp_path):
 
 
 def test_examples_in_help_use_options_that_exist():
-    for _, verb, examples in _VERBS:
+    pairs = (pair for verbs in VERBS.values() for pair in verbs.items())
+    for verb, examples in pairs:
         for example in examples:
             assert example.split()[:2] == ["lowtide", verb.__name__]
 
@@ -78,6 +81,7 @@ def test_help_and_completion_load_no_torch():
         "import sys\n"
         "from lowtide import cli\n"
         "from lowtide.shell import complete\n"
+        "assert 'numpy' not in sys.modules\n"
         "cli._run(['--help']); cli._run(['plan', '--help']); cli._run(['models'])\n"
         "assert 'gpt2' in complete.targets('gp')\n"
         "assert 'auto' in complete.planners('')\n"
@@ -233,10 +237,10 @@ def test_errors_are_json_as_well(folder):
         (("sweep", "small.step.json", "-o", "x.docx"), "End the name in .html"),
         (("export", "small.step.json", "--to", "excel"), "Use one of: chrome"),
         (("batch", "small.step.json"), "one batch size"),
-        (("batch", "mlp", "--batches", "4,x"), "no list of sizes"),
+        (("batch", "mlp", "--batches", "4,x"), "not a list of sizes"),
         (("verify", "mlp"), "neither --plan nor --budget"),
         (("verify", "small.step.json"), "holds no model"),
-        (("explain", "small.step.json"), "only a plan keeps and recomputes"),
+        (("explain", "small.step.json"), "this is a step, and a plan is needed"),
         (("bench",), "no TARGET was given"),
         (("report", "missing.plan.json"), "there is no such file"),
         (("plan",), "Missing argument 'TARGET'"),
@@ -372,8 +376,9 @@ def test_a_narrow_terminal_shows_errors_in_full(folder):
     words = ("plan", "small.step.json", "--budget", "50 B")
     done = run_in_terminal(*words, cwd=folder, columns=36)
     assert done.code == 3
-    assert max(map(len, done.plain.splitlines())) <= 36
-    assert "lowtide explain" in " ".join(done.plain.split())
+    message, _, _ = done.plain.partition("\nnext: ")  # on one line, to be copied
+    assert max(map(len, message.splitlines())) <= 36
+    assert "lowtide explain" in " ".join(message.split())
 
 
 def test_a_reader_that_leaves_is_not_an_error(folder):
@@ -395,11 +400,34 @@ def test_an_interrupted_search_gives_the_best_plan_so_far(tmp_path):
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
-    assert "interrupted: this is the best plan found so far" in err
+    assert "interrupted: this is the best plan of auto so far" in err
     assert "saved  gpt.plan.json" in out
     plan = Plan.load(tmp_path / "gpt.plan.json")
     assert plan.proof.stopped_by == "interrupted"
     assert plan.peak_bytes <= plan.budget_bytes
+
+
+def test_an_interrupted_planner_leaves_the_plans_of_those_before_it(folder):
+    code = (
+        "import sys\n"
+        "from lowtide import cli\n"
+        "import lowtide.shell.verbs.plan as verb\n"
+        "attempt = verb._attempt\n"
+        "def interrupted(step, name, *rest):\n"
+        "    if name == 'auto':\n"
+        "        raise KeyboardInterrupt\n"
+        "    return attempt(step, name, *rest)\n"
+        "verb._attempt = interrupted\n"
+        "cli.main(sys.argv[1:])\n"
+    )
+    words = ("plan", "small.step.json", "--budget", "100%", "--planner")
+    python = (sys.executable, "-c", code, *words)
+    settings = {"cwd": folder, "capture_output": True, "text": True}
+    done = subprocess.run([*python, "keep_all,auto"], **settings)
+    assert done.returncode == 0, done.stderr
+    assert "interrupted: this is the best plan found so far" in done.stderr
+    assert "planned by keep_all" in done.stdout
+    assert subprocess.run([*python, "auto"], **settings).returncode == 130
 
 
 def test_an_interruption_elsewhere_exits_with_130(tmp_path):
@@ -457,3 +485,125 @@ def test_a_function_that_does_not_take_a_batch(tmp_path):
     done = run("profile", "target.py:other", cwd=tmp_path)
     assert done.code == 2
     assert "it defines make" in done.err
+
+
+# What comes next.
+
+
+def next_words(done):
+    """The command that a verb ends with, without `lowtide`."""
+    assert done.code == 0, done.err
+    return shlex.split(done.lines[-1].removeprefix("next: "))[1:]
+
+
+def test_the_next_command_of_profile_is_feasible_and_keeps_the_flags(folder):
+    # The floor of this step is above 60 %: an input that every plan has to hold.
+    text = SMALL.replace("resident x 8", "resident x 800")
+    StepGraph.from_text(text, name="full").save(folder / "full.step.json")
+    words = next_words(run("profile", "full.step.json", cwd=folder))
+    assert words[:2] == ["plan", "full.step.json"]
+    assert words[2:] != ["--budget", "60%"]
+    assert run(*words, cwd=folder).code == 0
+
+
+def test_the_next_command_of_plan_and_sweep_keeps_planner_and_limit(folder):
+    words = next_words(run(*PLAN, "--budget", "70%", cwd=folder))
+    assert words[: len(PLAN) + 2] == [
+        *("plan", "gpt.step.json", "--budget", "70%"),
+        *("--planner", "mu_two", "--time-limit", "1"),
+    ]
+    sweep = ("sweep", "gpt.step.json", "--planner", "mu_two", "--budgets", "3")
+    assert next_words(run(*sweep, cwd=folder))[-2:] == ["--planner", "mu_two"]
+
+
+def test_the_next_command_names_the_step_that_was_named(planned):
+    (planned / "apart").mkdir()
+    (planned / "gpt.step.json").rename(planned / "apart" / "s.step.json")
+    step = ("--step", "apart/s.step.json")
+    for words in (
+        ("export", "gpt.plan.json", *step),
+        ("report", "gpt.plan.json", *step),
+        ("explain", "gpt.plan.json", "head", *step),
+    ):
+        assert list(step) == next_words(run(*words, cwd=planned))[2:4]
+
+
+def test_plan_says_how_to_train_with_it(folder):
+    done = run(*PLAN, "--budget", "70%", cwd=folder)
+    assert "train with it: lowtide.optimize(model, budget='70%')\n" in done.out
+    done = run(*PLAN, "--budget", "70%", "-o", "g.plan.json", cwd=folder)
+    call = "lowtide.apply(model, lowtide.Plan.load('g.plan.json'))"
+    assert f"train with it: {call}\n" in done.out
+
+
+def test_plan_says_that_the_step_already_fits(folder):
+    done = run("plan", "small.step.json", "--budget", "1G", cwd=folder)
+    assert "The step already fits" in done.out
+
+
+def test_plan_and_report_say_the_same_saving(planned):
+    words = (*PLAN, "--budget", "70%")
+    headline = run(*words, cwd=planned).lines[1]
+    assert headline.startswith("The peak falls from")
+    assert run("report", "gpt.plan.json", "--text", cwd=planned).lines[1] == headline
+
+
+def test_a_budget_that_is_too_small_names_one_that_fits(folder):
+    done = run("plan", "gpt.step.json", "--budget", "1MiB", cwd=folder)
+    assert done.code == 3
+    assert "MiB, shrink the batch" in done.err
+    last = done.err.splitlines()[-1]
+    words = shlex.split(last.removeprefix("next: lowtide "))
+    assert words[:3] == ["plan", "gpt.step.json", "--budget"]
+    assert run(*words, cwd=folder).code == 0
+
+
+def test_profile_shows_the_floor_at_any_width(folder):
+    for columns in (60, 120):
+        done = run_in_terminal("profile", "gpt.step.json", cwd=folder, columns=columns)
+        assert re.search(r"^floor +1\.\d+ MiB +the lowest peak found", done.plain, re.M)
+
+
+def test_a_rerun_replaces_its_own_files_and_no_others(planned):
+    for words in (
+        ("export", "gpt.plan.json", "--to", "memory_viz", "-o", "gpt.pickle"),
+        ("report", "gpt.plan.json", "-o", "gpt.txt"),
+        ("report", "gpt.plan.json", "--plots", "charts", "--form", "pdf"),
+        ("report", "gpt.plan.json", "--plots", "charts", "--form", "png"),
+        ("report", "gpt.plan.json", "--plots", "charts", "--form", "svg"),
+    ):
+        for _ in range(2):
+            done = run(*words, cwd=planned)
+            assert done.code == 0, done.err
+    (planned / "charts" / "tide.png").write_bytes(b"\x89PNG, somebody's holiday")
+    done = run(*words[:-1], "png", cwd=planned)
+    assert done.code == 1
+    assert "cannot tell that it wrote it" in done.err
+
+
+# Whether it fits.
+
+
+def test_fits_answers_by_exit_code(folder):
+    step = StepGraph.load(folder / "gpt.step.json")
+    device = ("gpt.step.json", "--device", "a100-40gb", "--json")
+    easy = run("fits", *device, cwd=folder)
+    answer = json.loads(easy.out)
+    assert (easy.code, answer["fits"], answer["overhead"]) == (0, True, 0.0)
+    state = 2 * sum(s.nbytes for s in step.storages if s.kind == "parameter")
+    assert answer["needed_bytes"] == step.eager_peak_bytes + state
+    # Room for the state and nine tenths of the peak: only a plan fits.
+    left = 40 * 10**9 - state - int(0.9 * step.eager_peak_bytes)
+    tight = run("fits", *device, "--reserve", f"{left} B", cwd=folder)
+    answer = json.loads(tight.out)
+    assert (tight.code, answer["fits"]) == (0, True)
+    assert answer["overhead"] > 0
+    assert answer["peak_bytes"] <= 40 * 10**9 - left
+    full = run("fits", *device, "--reserve", "39.999 GB", cwd=folder)
+    assert (full.code, json.loads(full.out)["fits"]) == (3, False)
+
+
+def test_fits_refuses_an_unknown_optimizer(folder):
+    done = run("fits", "small.step.json", "--optimizer", "lion", cwd=folder)
+    assert done.code == 2
+    assert "adamw" in done.err

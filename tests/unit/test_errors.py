@@ -26,11 +26,11 @@ EXAMPLES = [
         errors.BudgetTooSmallError(2 * GIB, 3 * GIB, "parameters 1.00 GiB"),
         ValueError,
         [
-            "budget 2.00 GiB is below the floor 3.00 GiB",
+            "budget 2.00 GiB is below 3.00 GiB, the lowest peak found",
             "(held by parameters 1.00 GiB)",
-            "at least 3221225472 bytes",
+            "Raise the budget to 3072.0MiB",
             "shrink the batch",
-            "`lowtide explain --floor`",
+            "`lowtide explain TARGET --floor`",
         ],
     ),
     (
@@ -189,8 +189,8 @@ def test_facts_are_attributes():
 
 def test_nearly_equal_sizes_are_told_apart():
     message = str(errors.BudgetTooSmallError(GIB - 1, GIB))
-    assert "budget 1.00 GiB (1073741823 bytes) is below the floor" in message
-    assert "floor 1.00 GiB (1073741824 bytes)" in message
+    assert "budget 1.00 GiB (1073741823 bytes) is below 1.00 GiB" in message
+    assert "below 1.00 GiB (1073741824 bytes)" in message
 
 
 def test_optional_parts_may_be_left_out():

@@ -44,8 +44,6 @@ def test_profile_statistics() -> None:
     assert len(profile.recomputable) == 3
     assert (a.last_forward_access, a.first_backward_access) == (1, 7)
     assert a.last_backward_access == 8
-    # From the end of g to the start of gb: h 2, k 1, turn 0, kb 1, hb 1.
-    assert a.inactive_seconds == 5
     assert b.sources == {a.storage}
     assert (a.recompute_seconds, b.recompute_seconds, c.recompute_seconds) == (3, 3, 1)
     assert c.ratio == 40

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
+from lowtide import models, profile
 from lowtide.engine.capture.call import Call
 from lowtide.engine.costs import available_devices, costs, find_device
-from lowtide.engine.costs.calibrate import rank_correlation
 from lowtide.engine.costs.devices import save_device
 from lowtide.engine.costs.estimate import estimate
 from lowtide.engine.costs.work import work_of
@@ -161,9 +161,17 @@ def test_bad_descriptions_say_what_to_do(tmp_path):
         find_device(f"{broken}:x")
 
 
-def test_rank_correlation():
-    assert rank_correlation([1, 2, 3], [10, 20, 30]) == pytest.approx(1)
-    assert rank_correlation([1, 2, 3], [3, 2, 1]) == pytest.approx(-1)
-    # Ranks 0 1.5 1.5 3 against 0 1 2 3: covariance 4.5, variances 4.5 and 5.
-    expected = 4.5 / (4.5 * 5) ** 0.5
-    assert rank_correlation([1, 2, 2, 3], [1, 2, 3, 4]) == pytest.approx(expected)
+def test_a_step_priced_for_another_device_says_what_is_assumed():
+    example = models.build_fake("mlp", batch=3, width=5)
+    here, there = (
+        profile(example.model, example.batch, loss=example.loss, how="estimate", **how)
+        for how in ({}, {"device": "a100-80gb"})
+    )
+    assert (here.alignment_bytes, here.notes) == (64, ())
+    # Its allocator hands out multiples of 512 bytes.
+    assert there.alignment_bytes == 512
+    assert all(size % 512 == 0 for size in there.sizes)
+    assert there.baseline_peak_bytes > here.baseline_peak_bytes
+    (note,) = there.notes
+    assert "a100-80gb" in note
+    assert "no workspace of convolutions" in note

@@ -3,9 +3,10 @@
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from lowtide import planners, simulate
-from lowtide.engine.costs import with_optimizer
+from lowtide.engine.costs import update_bytes, with_optimizer
 from lowtide.errors import InvalidArgumentError
 from lowtide.step.graph import StepGraph
 from lowtide.step.schedule import with_frees
@@ -93,9 +94,8 @@ def test_the_predicted_update_holds_what_the_real_one_does(step, name):
         p.grad = torch.ones_like(p)
     full = with_optimizer(step, optimizer, model=module, how="estimate")
     optimizer.step()
-    found = ledger(
-        optimizer.step, modules=[module], optimizer=optimizer, alignment_bytes=1
-    )
+    state = [list(entries.values()) for entries in optimizer.state.values()]
+    found = ledger(optimizer.step, modules=[module], batch=state)
     during = [r.live_during_bytes for r in full.op_records() if r.phase == "optimizer"]
     outside = 16 + 64  # x and y, which the module does not have
     known = sum(full.storages[s].nbytes for s in full.outputs) + full.resident_bytes
@@ -178,3 +178,15 @@ def test_planners_work_around_the_update(step):
     for name in ("keep_all", "chen_sqrt", "auto"):
         plan = planners.load(name).plan(full, budget_bytes=full.baseline_peak_bytes)
         assert plan.peak_bytes <= full.baseline_peak_bytes
+
+
+def test_hooks_on_all_optimizers_are_left_alone():
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.Adam(model.parameters())
+    seen = []
+    hook = register_optimizer_step_post_hook(lambda *_: seen.append(1))
+    try:
+        assert update_bytes(optimizer).state > 2 * model.weight.nbytes
+    finally:
+        hook.remove()
+    assert seen == []

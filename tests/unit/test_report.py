@@ -12,9 +12,10 @@ from lowtide import StepGraph, planners, simulate
 from lowtide.engine.bench.activations import activation_peak_bytes
 from lowtide.errors import InvalidArgumentError, OutputError, PlanMismatchError
 from lowtide.reporting.frontier import bound
-from lowtide.reporting.sampling import keep_extremes
+from lowtide.reporting.tide import keep_extremes
 from lowtide.step.analysis import extra_runs, fates, peak_of
-from lowtide.step.names import collapse, pattern_of
+from lowtide.step.format import format_bytes
+from lowtide.step.names import collapse, pattern_of, titles
 from lowtide.step.schedule import from_kept, make_plan, with_frees
 from lowtide.step.walk import walk
 from tests.graphs import GRAPHS
@@ -32,7 +33,7 @@ from tests.report_steps import (
 
 
 def cards(data):
-    return {card["id"]: card["number"] for card in data["cards"]}
+    return {card["id"]: card["number"] for card in data["views"][0]["cards"]}
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +48,7 @@ def test_cards_are_the_plans_numbers(whole):
     found = cards(data)
     assert found["budget"] == plan.budget_bytes
     assert found["peak"] == plan.peak_bytes
-    assert found["measured"] == plan.peak_bytes + 4096
-    assert found["baseline"] == step.baseline_peak_bytes
-    assert found["overhead"] == plan.overhead
+    assert found["time"] == plan.overhead
     assert found["gap"] == plan.proof.gap
     assert found["resident"] == step.resident_bytes
 
@@ -59,12 +58,14 @@ def test_cards_are_the_plans_numbers(whole):
 def test_charts_and_tables_add_up_to_the_peak(step, name):
     plan = planners.load(name).plan(step)
     data = lowtide.report(step, plan).to_dict()
-    tide = data["tides"][0]
+    tide = data["views"][0]["tide"]
     assert max(tide["live_bytes"]) == tide["peak_bytes"] == plan.peak_bytes
     columns = zip(*tide["by_kind"].values(), strict=True)
     assert [sum(column) for column in columns] == tide["live_bytes"]
     assert tide["live_bytes"][tide["peak_run"]] == plan.peak_bytes
-    assert sum(row["bytes"] for row in data["peak"]["rows"]) == plan.peak_bytes
+    assert (
+        sum(row["bytes"] for row in data["views"][0]["peak"]["rows"]) == plan.peak_bytes
+    )
     assert tide["seconds"] == plan.seconds
     if tide["outline"]:
         assert max(tide["outline"]["live_bytes"]) == step.baseline_peak_bytes
@@ -75,27 +76,36 @@ def test_modules_hold_what_the_plan_keeps(step):
     plan = planners.load("recompute_all").plan(step)
     data = lowtide.report(step, plan).to_dict()
     kept = sum(step.sizes[s] for s in plan.kept)
-    assert sum(m["kept_bytes"] for m in data["modules"]) == kept
-    extra = sum(m["recompute_seconds"] for m in data["modules"])
+    assert sum(m["kept_bytes"] for m in data["views"][0]["modules"]) == kept
+    extra = sum(m["recompute_seconds"] for m in data["views"][0]["modules"])
     assert extra == pytest.approx(plan.seconds - plan.baseline_seconds)
-    by_op = sum(r["seconds"] for r in data["recompute_by_op"])
+    by_op = sum(r["seconds"] for r in data["views"][0]["recompute_by_op"])
     assert by_op == pytest.approx(extra)
 
 
 def test_the_small_step_by_hand():
     step = StepGraph.from_text(SMALL)
     data = lowtide.report(step).to_dict()
-    assert cards(data)["baseline"] == 112
+    assert cards(data)["peak"] == 112
     # Residents and outputs (x, c, da) are left out: a 16 + b 40 + d 4 + db 40.
     assert cards(data)["within"] == 100
-    assert data["peak"]["op"] == 4
-    assert [r["bytes"] for r in data["peak"]["rows"]] == [40, 40, 16, 8, 4, 4]
-    assert [(b["phase"], b["first_run"]) for b in data["tides"][0]["bands"]] == [
+    assert data["views"][0]["peak"]["op"] == 4
+    assert [r["bytes"] for r in data["views"][0]["peak"]["rows"]] == [
+        40,
+        40,
+        16,
+        8,
+        4,
+        4,
+    ]
+    assert [
+        (b["phase"], b["first_run"]) for b in data["views"][0]["tide"]["bands"]
+    ] == [
         ("forward", 0),
         ("backward", 3),
     ]
     plan = planners.load("recompute_all").plan(step)
-    tide = lowtide.report(step, plan).to_dict()["tides"][0]
+    tide = lowtide.report(step, plan).to_dict()["views"][0]["tide"]
     # f, g, h, turn, then f and g again for hb, and gb.
     assert tide["again"] == [0, 0, 0, 0, 1, 1, 0, 0]
     # The baseline's hb and gb stand beside the plan's.
@@ -105,19 +115,64 @@ def test_the_small_step_by_hand():
 def test_lifetimes_have_gaps_and_second_bars():
     step = StepGraph.from_text(SMALL)
     plan = planners.load("recompute_all").plan(step)
-    rows = {r["name"]: r for r in lowtide.report(step, plan).to_dict()["lifetimes"]}
+    rows = {
+        r["name"]: r
+        for r in lowtide.report(step, plan).to_dict()["views"][0]["lifetimes"]
+    }
     bars = [(b["first_run"], b["end_run"], b["again"]) for b in rows["b"]["bars"]]
     assert bars == [(1, 3, False), (5, 7, True)]
     assert rows["b"]["bars"][1]["start_seconds"] == 4.0
 
 
 def test_equal_layers_are_one_row():
-    labels = [m["label"] for m in lowtide.report(gpt(3)).to_dict()["modules"]]
+    labels = [
+        m["label"] for m in lowtide.report(gpt(3)).to_dict()["views"][0]["modules"]
+    ]
     assert "layers.0-2.attn" in labels
     assert collapse(["a.0.b", "a.1.b", "a.2.b", "a.7.b"]) == "a.0-2,7.b"
     assert collapse(["a.0.b.0", "a.0.b.1", "a.1.b.0"]) == "a.0-1.b.*"
     assert collapse(["a.0.b.0", "a.0.b.1", "a.1.b.0", "a.1.b.1"]) == "a.0-1.b.0-1"
     assert pattern_of("layer1.10.conv") == "layer1.*.conv"
+
+
+def test_the_icicle_is_the_peak_module_by_module():
+    root = lowtide.report(gpt(3)).to_dict()["views"][0]["icicle"]
+
+    def check(box):
+        assert not box["parts"] or sum(p["bytes"] for p in box["parts"]) == box["bytes"]
+        assert bool(box["kind"]) <= (not box["parts"])
+        for part in box["parts"]:
+            check(part)
+
+    check(root)
+    assert root["bytes"] == gpt(3).baseline_peak_bytes
+    (layers,) = (part for part in root["parts"] if part["name"] == "layers")
+    assert sorted(part["name"] for part in layers["parts"]) == ["0", "1", "2"]
+    attn = next(p for p in layers["parts"][0]["parts"] if p["name"] == "attn")
+    assert {"parameter", "activation"} <= {p["kind"] for p in attn["parts"]}
+
+
+def test_an_op_is_called_by_its_place_in_the_model():
+    step = StepGraph.from_text("""
+        resident x 8
+        a = aten.convolution.default(x)  16 bytes 1 s
+        n = aten.add.Tensor(x)  1 bytes 1 s
+        b = f(a, n)  40 bytes 1 s
+        turn(b) -> d  4 bytes
+        g = aten.convolution_backward.default(a, d)  16 bytes 1 s
+        -> g
+    """)
+    modules = ("conv1", "bn1", "bn1", "", "conv1")
+    batch_norm = "aten._native_batch_norm_legit_functional.default + aten.relu.default"
+    ops = [replace(op, module=m) for op, m in zip(step.ops, modules, strict=True)]
+    ops[2] = replace(ops[2], target=batch_norm)
+    assert titles(replace(step, ops=tuple(ops))) == (
+        "conv1",
+        "bn1 add",
+        "bn1 + relu",
+        step.ops[3].name,
+        "conv1 backward",
+    )
 
 
 @given(st.lists(st.integers(0, 100), min_size=1, max_size=400), st.integers(4, 60))
@@ -136,20 +191,27 @@ def test_a_long_step_is_sampled_with_its_peak(monkeypatch):
     step = gpt(3)
     plan = dropping(step, 0.6)
     data = lowtide.report(step, plan).to_dict()
-    tide = data["tides"][0]
+    tide = data["views"][0]["tide"]
     assert len(tide["run"]) < 60 < tide["num_runs"]
     assert max(tide["live_bytes"]) == plan.peak_bytes
     assert tide["run"][tide["live_bytes"].index(plan.peak_bytes)] == tide["peak_run"]
     assert any("50" in note["text"] for note in data["notes"])
 
 
-def test_every_point_of_a_frontier_has_its_tide(whole):
+def test_every_point_of_a_frontier_has_a_view_of_its_own(whole):
     step, _, data = whole
     points = data["frontier"]["points"]
     assert {p["planner"] for p in points} == {"auto", "dtr"}
     assert sum(p["is_shown"] for p in points) == 1
     for point in points:
-        assert data["tides"][point["tide"]]["peak_bytes"] == point["peak_bytes"]
+        view = data["views"][point["view"]]
+        assert view["tide"]["peak_bytes"] == point["peak_bytes"]
+        shown = {card["id"]: card["number"] for card in view["cards"]}
+        assert shown["peak"] == view["icicle"]["bytes"] == point["peak_bytes"]
+        assert shown["time"] == point["overhead"]
+        assert sum(row["bytes"] for row in view["peak"]["rows"]) == point["peak_bytes"]
+        assert view["lifetimes"]
+        assert view["modules"]
     assert data["frontier"]["bound_bytes"] == step.resident_bytes
 
 
@@ -175,7 +237,7 @@ def test_measured_and_predicted_stand_side_by_side(whole):
         plan.peak_bytes + 4096,
     )
     assert time["difference"] == pytest.approx(0.02)
-    assert max(data["measured"]["live_bytes"]) == plan.peak_bytes + 4096
+    assert max(data["views"][0]["measured"]["live_bytes"]) == plan.peak_bytes + 4096
     assert [c["name"] for c in data["fidelity"]["checks"]] == [
         "loss",
         "gradients",
@@ -197,13 +259,13 @@ def test_measured_bytes_stand_at_the_runs_that_allocate_them():
         *(112, 72, 68),
         *(84, 68, 28),
     ]
-    line = lowtide.report(step, plan, real).to_dict()["measured"]
+    line = lowtide.report(step, plan, real).to_dict()["views"][0]["measured"]
     assert line["run"] == [0, 1, 2, 3, 4, 4, 4, 5, 5, 5]
     assert line["peak_bytes"] == plan.peak_bytes + 4096
     assert line["start_seconds"] == [0, 1, 2, 3, 3, 3, 3, 4, 4, 4]
     # A real step allocates a little more often, and still ends at the last run.
     longer = replace(real, live_bytes=real.live_bytes * 3)
-    line = lowtide.report(step, plan, longer).to_dict()["measured"]
+    line = lowtide.report(step, plan, longer).to_dict()["views"][0]["measured"]
     assert (line["run"][0], line["run"][-1]) == (0, 5)
     assert line["run"] == sorted(line["run"])
 
@@ -212,10 +274,10 @@ def test_only_the_shown_schedules_measurement_is_drawn_over_it():
     step = StepGraph.from_text(SMALL)
     plan = planners.load("recompute_all").plan(step)
     real = {"baseline": measured(step, planners.load("keep_all").plan(step))}
-    assert lowtide.report(step, plan, real).to_dict()["measured"] is None
-    assert lowtide.report(step, real).to_dict()["measured"] is not None
+    assert lowtide.report(step, plan, real).to_dict()["views"][0]["measured"] is None
+    assert lowtide.report(step, real).to_dict()["views"][0]["measured"] is not None
     without = replace(real["baseline"], live_bytes=())
-    assert lowtide.report(step, without).to_dict()["measured"] is None
+    assert lowtide.report(step, without).to_dict()["views"][0]["measured"] is None
 
 
 def test_a_verification_brings_its_measurement():
@@ -223,7 +285,8 @@ def test_a_verification_brings_its_measurement():
     plan = dropping(step, 0.5)
     found = replace(verified(plan), measured=measured(step, plan), loss_equal=False)
     data = lowtide.report(step, plan, found).to_dict()
-    assert cards(data)["measured"] == plan.peak_bytes + 4096
+    shown = {card["id"]: card for card in data["views"][0]["cards"]}
+    assert f"measured {format_bytes(plan.peak_bytes + 4096)}" in shown["peak"]["detail"]
     assert data["fidelity"]["checks"][0] == {"name": "loss", "equal": False}
 
 
@@ -236,7 +299,7 @@ def test_a_plan_alone_still_makes_a_report():
     plan = dropping(gpt(2), 0.5)
     data = lowtide.report(plan).to_dict()
     assert cards(data)["peak"] == plan.peak_bytes
-    assert data["tides"] == []
+    assert data["views"][0]["tide"] is None
     assert "step of this plan was not given" in data["notes"][-1]["text"]
 
 
@@ -252,7 +315,7 @@ def test_a_plan_alone_still_makes_a_report():
 def test_degenerate_steps(text):
     step = StepGraph.from_text(text)
     made = lowtide.report(step)
-    assert cards(made.to_dict())["baseline"] == step.baseline_peak_bytes
+    assert cards(made.to_dict())["peak"] == step.baseline_peak_bytes
     assert "Nothing is planned yet" in str(made)
     assert "<h1>text</h1>" in made.to_html()
 
@@ -302,7 +365,8 @@ def test_saving_is_all_or_nothing(tmp_path):
     with pytest.raises(InvalidArgumentError, match=r"\.html, \.json or \.txt"):
         made.save(tmp_path / "r.pdf")
     assert json.loads(made.save(tmp_path / "r.json").read_text()) == made.to_dict()
-    assert made.save(tmp_path / "r.txt").read_text() == f"{made}\n"
+    text = made.save(tmp_path / "r.txt").read_text()
+    assert text == f"lowtide report\n\n{made}\n"
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         "f.html",
         "r.html",
@@ -366,7 +430,9 @@ def test_standby_runs_are_extra_runs():
         "g_again": (1, 4.0)
     }
     assert plan.seconds - plan.baseline_seconds == 4.0
-    assert "1 extra run\n" in str(lowtide.report(step, plan))
+    said = " ".join(str(lowtide.report(step, plan)).split())
+    assert "recomputed 1 extra run 4.00 s: g_again 1 " in said
+    assert "The peak stays at 84 B, for 66.7 % more time." in said
 
 
 def test_the_activation_peak_leaves_scratch_out_as_a_ledger_does():
@@ -380,7 +446,7 @@ def test_the_activation_peak_leaves_scratch_out_as_a_ledger_does():
     # a 16 + d 4; x is resident, da an output, and the scratch is inside of f.
     data = lowtide.report(step).to_dict()
     assert cards(data)["within"] == activation_peak_bytes(step) == 20
-    assert cards(data)["baseline"] == 8 + 16 + 1000
+    assert cards(data)["peak"] == 8 + 16 + 1000
 
 
 def test_a_name_of_a_megabyte_makes_a_small_page():
@@ -404,3 +470,57 @@ def test_records_are_shown_in_a_line():
     assert repr(wrong).endswith(": loss: 1.0 against 2.0 and 1 more>")
     assert len(repr(measured(step, plan))) < 300
     assert len(repr(frontier(step))) < 2000
+
+
+def test_the_search_only_falls_and_ends_at_the_plan():
+    step = gpt(2)
+    plan = dropping(step, 0.6)
+    # A slower plan found later, and one that was faster because it did not fit.
+    slow, least = 2 * plan.seconds, plan.proof.bound_seconds / 2
+    history = ((0.1, slow), (0.2, plan.seconds), (0.3, slow), (0.4, least))
+    plan = replace(plan, proof=replace(plan.proof, history=history))
+    search = lowtide.report(step, plan).to_dict()["views"][0]["search"]
+    shown = [point["overhead"] for point in search["incumbent"]]
+    assert shown == sorted(shown, reverse=True)
+    assert len(shown) == 2
+    assert shown[-1] == pytest.approx(search["overhead"])
+    assert min(shown) >= search["bound_overhead"]
+
+
+def test_savings_are_those_against_the_step_without_lowtide():
+    step = gpt(2)
+    extra = step.baseline_peak_bytes
+    step = replace(step, facts={**step.facts, "eager_extra_bytes": extra})
+    plan = dropping(step, 0.6)
+    data = lowtide.report(step, plan).to_dict()
+    (view,) = data["views"]
+    cards = {card["id"]: card for card in view["cards"]}
+    assert step.eager_peak_bytes == 2 * extra
+    assert cards["peak"]["before"] == format_bytes(step.eager_peak_bytes)
+    assert view["tide"]["eager_peak_bytes"] == step.eager_peak_bytes
+    assert view["tide"]["outline"]["peak_bytes"] == step.baseline_peak_bytes
+    share = f"{100 * (1 - plan.peak_bytes / step.eager_peak_bytes):.1f} %"
+    assert share in cards["peak"]["detail"]
+    assert share in view["headline"]
+
+
+def test_a_step_that_fits_its_budget_is_said_to_fit():
+    step = gpt(2)
+    plan = lowtide.plan(step, budget="100%")
+    assert (
+        "already fits" in lowtide.report(step, plan).to_dict()["views"][0]["headline"]
+    )
+
+
+def test_the_batch_report_has_the_budget_that_was_asked():
+    asked = {"lowtide": "batch", "budget_bytes": 12_345, "rows": BATCHES}
+    data = lowtide.report(gpt(2), asked).to_dict()
+    assert (
+        data["batch_budget_bytes"] == data["views"][0]["tide"]["budget_bytes"] == 12_345
+    )
+    # 1000 n + 500 bytes without a plan, 600 n + 500 with one.
+    said = "the largest of these batches is 8 samples without a plan and 16 samples"
+    assert said in data["views"][0]["headline"]
+    # Without a plan there is no budget to draw.
+    assert lowtide.report(gpt(2)).to_dict()["views"][0]["tide"]["budget_bytes"] == 0
+    assert len(data["batch"]) == len(BATCHES)

@@ -10,8 +10,7 @@ import pytest
 import lowtide
 from lowtide import planners
 from lowtide.errors import InvalidArgumentError, MissingPackageError, OutputError
-from lowtide.reporting.export import FORMS, chrome_trace
-from lowtide.reporting.policies import policies, policy_file
+from lowtide.reporting.export import FORMS, chrome_trace, policies, policy_file
 from lowtide.reporting.snapshot import snapshot
 from tests.graphs import GRAPHS, chain, random_dag
 from tests.report_steps import dropping, everything, gpt

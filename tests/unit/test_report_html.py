@@ -1,5 +1,7 @@
 """The page as a file: escaped, whole, small. What it does is tested in a browser."""
 
+import base64
+import gzip
 import html
 import json
 import re
@@ -7,15 +9,15 @@ import re
 import pytest
 
 import lowtide
-from lowtide.reporting.html import _script, _style, compact
+from lowtide.reporting.html import _script, _style
 from tests.report_steps import NASTY, everything, gpt, renamed
 
-DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', re.S)
+DATA = re.compile(r'<script type="application/gzip" id="data">(.*?)</script>', re.S)
 
 
 def embedded(page):
     (found,) = DATA.findall(page)
-    return json.loads(found)
+    return json.loads(gzip.decompress(base64.b64decode(found)))
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +44,7 @@ def test_the_page_names_no_address(made):
 
 def test_cards_carry_exact_numbers(made):
     page = made.to_html()
-    for card in made.to_dict()["cards"]:
+    for card in made.to_dict()["views"][0]["cards"]:
         if isinstance(card["number"], int):
             number = f'id="card-{card["id"]}" data-number="{card["number"]}"'
             assert number in page
@@ -66,29 +68,10 @@ def test_names_cannot_become_markup(word):
     assert embedded(page)["ops"]["name"][0].endswith(word)
 
 
-def test_compact_data_opens_to_the_same_numbers(made):
-    data = made.to_dict()
-    small = compact(data)
-    for tide, shut in zip(data["tides"], small["tides"], strict=True):
-        for kind, column in tide["by_kind"].items():
-            assert opened(shut["by_kind"][kind], len(column)) == column
-        assert opened(shut["outline"]["live_bytes"], 0) == tide["outline"]["live_bytes"]
-        assert opened(shut["start"], 0) == [
-            round(s * 1e9) for s in tide["start_seconds"]
-        ]
-    names = [small["texts"][i] if i >= 0 else "" for i in small["ops"]["module"]]
-    assert names == data["ops"]["module"]
-    assert len(json.dumps(small)) < 0.6 * len(json.dumps(data))
-
-
-def opened(column, length):
-    if isinstance(column, int):
-        return [column] * length
-    total, found = 0, []
-    for step in column:
-        total += step
-        found.append(total)
-    return found
+def test_the_data_in_the_page_is_the_reports_and_small(made):
+    page = made.to_html()
+    assert embedded(page) == json.loads(json.dumps(made.to_dict()))
+    assert len(DATA.findall(page)[0]) < 0.2 * len(json.dumps(made.to_dict()))
 
 
 def test_the_notebook_view_is_one_closed_frame(made):

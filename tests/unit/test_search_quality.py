@@ -2,15 +2,14 @@
 
 Steps this small are normally solved exactly, and the other planners are starts as well.
 Here both are switched off, as they are of no use on real steps: what is judged is what
-plans those. The limits assert what was measured, so that a change that makes the search
-worse is seen; they are no promise.
+plans those. That it finds the optimum on all of these is measured, not promised: a
+change that makes the search worse is seen here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from statistics import mean
 
 import pytest
 
@@ -21,7 +20,7 @@ from tests.oracle import INFINITE, least_seconds_within, random_step, walk
 from tests.unit.test_auto_exact import least_seconds, small_step
 
 # In work, not by the clock: the same on every machine.
-SEARCH_SECONDS = 0.1
+SEARCH_SECONDS = 0.2
 # Seeds whose optimum the oracle finds in less than 2,000 states.
 MIDDLING = (0, 2, 5, 6, 7, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 28, 29)
 
@@ -83,26 +82,23 @@ def compared(steps: Iterable[StepGraph], shares: Iterable[float]) -> list[Compar
     return rows
 
 
-def test_the_gap_of_the_search_on_steps_of_about_twenty_ops() -> None:
+def test_the_search_finds_the_optimum_on_steps_of_about_twenty_ops() -> None:
     rows = compared((random_step(seed, 8) for seed in MIDDLING), [0.8])
     assert len(rows) == 17
-    # Measured: a plan for all of them, 12 optimal, 1.9 % on average, 10.2 % at worst.
-    assert all(row.ratio < INFINITE for row in rows)
-    assert sum(row.ratio < 1 + 1e-9 for row in rows) >= 12
-    assert mean(row.ratio for row in rows) < 1.02
-    assert max(row.ratio for row in rows) < 1.11
+    assert all(row.ratio < 1 + 1e-9 for row in rows), rows
 
 
-def test_the_gap_of_the_search_on_tight_budgets() -> None:
+def test_the_search_finds_the_optimum_at_tight_budgets() -> None:
     rows = compared((random_step(seed, 6) for seed in range(20)), [0.8, 0.65, 0.55])
     assert len(rows) == 21
-    # Measured: no plan for 5 of them, although there is one; of the rest 12 optimal,
-    # 1.3 % on average, 11.1 % at worst.
-    fitting = [row.ratio for row in rows if row.ratio < INFINITE]
-    assert len(rows) - len(fitting) <= 5
-    assert sum(ratio < 1 + 1e-9 for ratio in fitting) >= 12
-    assert mean(fitting) < 1.014
-    assert max(fitting) < 1.12
+    assert all(row.ratio < 1 + 1e-9 for row in rows), rows
+
+
+def test_the_search_finds_the_optimum_across_graph_breaks() -> None:
+    steps = (random_step(seed, 6, breaks=1 + seed % 2) for seed in range(8))
+    rows = compared(steps, [0.85, 0.7])
+    assert len(rows) >= 8
+    assert all(row.ratio < 1 + 1e-9 for row in rows), rows
 
 
 @pytest.mark.parametrize("first_seed", range(0, 60, 20))

@@ -25,12 +25,7 @@ from lowtide.chains._stages import (
     StageOption,
     simulate_rotor,
 )
-from lowtide.chains._static import (
-    greedy,
-    optimal_static,
-    sqrt_n,
-    static_peak,
-)
+from lowtide.chains._static import greedy, optimal_static, sqrt_n, static_peak
 
 __all__ = [
     "Backward",

@@ -44,7 +44,6 @@ from lowtide.chains._stages import (
     RotorStep,
     RotorTimeline,
     Stage,
-    StageOption,
     checked_bytes,
     simulate_rotor,
 )
@@ -89,7 +88,7 @@ Backward(stage=1), Backward(stage=0))
     memory = checked_bytes(memory, "memory")
     if slots < 1:
         raise ValueError(f"slots is {slots}, and must be 1 or more. Try 500.")
-    chain = _Chain.of(stages, checked_bytes(input_bytes, "input_bytes"))
+    chain = _Chain(stages, input_bytes)
     fastest = _fastest(chain)
     if fastest.peak_bytes <= memory:
         return fastest
@@ -116,11 +115,10 @@ def rotor_floor(stages: Sequence[Stage], *, input_bytes: int = 0) -> int:
     >>> rotor_floor([stage, stage])
     18
     """
-    chain = _Chain.of(stages, checked_bytes(input_bytes, "input_bytes"))
+    chain = _Chain(stages, input_bytes)
     return int(_floor_table(chain)[0, -1]) + chain.value_bytes[0]
 
 
-@dataclass(frozen=True, slots=True)
 class _Chain:
     """The stages as arrays. Index i of bytes is value i; of stages, stage i.
 
@@ -128,83 +126,63 @@ class _Chain:
     (which the caller counts) and then only the newest value.
     """
 
-    stages: tuple[Stage, ...]
-    ways: tuple[tuple[StageOption, ...], ...]
-    value_bytes: list[int]
-    gradient_bytes: list[int]
-    elapsed: Seconds
-    passing: Bytes
-
-    @classmethod
-    def of(cls, stages: Sequence[Stage], input_bytes: int) -> "_Chain":
+    def __init__(self, stages: Sequence[Stage], input_bytes: int) -> None:
         if not stages:
             raise ValueError(
                 "stages is empty, and there is nothing to run. Pass at least one Stage."
             )
-        chain = cls(
-            tuple(stages),
-            tuple(stage.ways for stage in stages),
-            [input_bytes, *(stage.output_bytes for stage in stages)],
-            [0, *(stage.output_gradient_bytes for stage in stages)],
-            np.array([0.0, *accumulate(stage.forward_seconds for stage in stages)]),
-            np.zeros((len(stages), len(stages) + 1), np.int64),
-        )
+        input_bytes = checked_bytes(input_bytes, "input_bytes")
+        self.stages = tuple(stages)
+        self.ways = tuple(stage.ways for stage in stages)
+        self.value_bytes = [input_bytes, *(stage.output_bytes for stage in stages)]
+        self.gradient_bytes = [0, *(stage.output_gradient_bytes for stage in stages)]
+        seconds = accumulate((s.forward_seconds for s in stages), initial=0.0)
+        self.elapsed = np.array(list(seconds))
         # Sums of any of these sizes must fit in 64 bits.
-        total = sum(chain.value_bytes) + sum(chain.all_bytes())
+        total = sum(self.value_bytes) + sum(self.all_bytes())
         if total >= 2**60:
             raise ValueError(
                 f"the sizes of the stages sum to {total} bytes, an exbibyte or more. "
                 f"Check the units: every size is in bytes."
             )
-        chain._fill_passing()
-        return chain
-
-    def _fill_passing(self) -> None:
-        made = np.array(self.value_bytes[1:], np.int64)
-        made += [stage.forward_scratch_bytes for stage in self.stages]
-        alone = made + np.array(self.value_bytes[:-1], np.int64)
-        for first in range(len(self.stages)):
-            alone_here = alone[first:].copy()
-            alone_here[0] = made[first]
-            self.passing[first, first + 1 :] = np.maximum.accumulate(alone_here)
+        self.passing = np.zeros((len(stages), len(stages) + 1), np.int64)
+        made = np.array([s.output_bytes + s.forward_scratch_bytes for s in stages])
+        alone = made + self.value_bytes[:-1]
+        for first in range(len(stages)):
+            needs = [made[first], *alone[first + 1 :]]
+            self.passing[first, first + 1 :] = np.maximum.accumulate(needs)
 
     def all_bytes(self) -> list[int]:
         """Return every size of the chain but those of its values."""
         sizes = [*self.gradient_bytes]
-        for stage, ways in zip(self.stages, self.ways, strict=True):
-            sizes.append(stage.forward_scratch_bytes)
-            for way in ways:
-                sizes += [way.saved_bytes, way.forward_scratch_bytes]
-                sizes.append(way.backward_scratch_bytes)
+        sizes += (stage.forward_scratch_bytes for stage in self.stages)
+        for way in (way for ways in self.ways for way in ways):
+            scratch = way.forward_scratch_bytes, way.backward_scratch_bytes
+            sizes += (way.saved_bytes, *scratch)
         return sizes
 
     def way_bytes(self, first: int, last: int) -> list[int]:
         """Return what each way of saving stage `first` needs for its own two steps."""
         before, after = self.gradient_bytes[last + 1], self.gradient_bytes[first + 1]
-        return [
-            way.saved_bytes
-            + max(
-                before + way.forward_scratch_bytes, after + way.backward_scratch_bytes
-            )
-            for way in self.ways[first]
-        ]
+        needs: list[int] = []
+        for way in self.ways[first]:
+            forward = before + way.forward_scratch_bytes
+            backward = after + way.backward_scratch_bytes
+            needs.append(way.saved_bytes + max(forward, backward))
+        return needs
 
 
 def _fastest(chain: _Chain) -> RotorSolution:
     """Return the sequence that saves every stage in its fastest way."""
-    options = [
-        min(
-            range(len(ways)),
-            key=lambda option: (
-                ways[option].forward_seconds + ways[option].backward_seconds,
-                ways[option].saved_bytes,
-            ),
-        )
-        for ways in chain.ways
-    ]
-    forwards = [Forward(stage, "all", option) for stage, option in enumerate(options)]
-    backwards = [Backward(stage) for stage in reversed(range(len(options)))]
-    return _solution(chain, [*forwards, *backwards])
+    sequence: list[RotorStep] = []
+    for stage, ways in enumerate(chain.ways):
+        costs = [
+            (way.forward_seconds + way.backward_seconds, way.saved_bytes)
+            for way in ways
+        ]
+        sequence.append(Forward(stage, "all", costs.index(min(costs))))
+    sequence += map(Backward, reversed(range(len(chain.ways))))
+    return _solution(chain, sequence)
 
 
 def _solution(chain: _Chain, sequence: Sequence[RotorStep]) -> RotorSolution:
@@ -264,9 +242,7 @@ def _time_table(chain: _Chain, num_slots: int, unit: int) -> Seconds:
     # For one `last`: T(m - a_j, j, last) + elapsed_j by j, ready to be added up.
     shifted = np.empty((length, width))
     sums = np.empty((length, width))
-    # From which slot on a row of the two is finite.
-    table_start = np.full((length, length), width)
-    shifted_start = np.full(length, width)
+    slots = np.arange(width)
     for last in range(length):
         for first in range(last, -1, -1):
             best = table[first, last]
@@ -278,41 +254,22 @@ def _time_table(chain: _Chain, num_slots: int, unit: int) -> Seconds:
                 )
                 passing = chain.passing[first, first + 1 : last + 1]
                 needed = -(-(passing + chain.gradient_bytes[last + 1]) // unit)
-                finite = np.maximum(
-                    table_start[first, first:last], shifted_start[first + 1 : last + 1]
-                )
-                for row in np.flatnonzero(needed > finite):
-                    rows[row, : needed[row]] = np.inf
+                rows[slots < needed[:, None]] = np.inf
                 np.min(rows, axis=0, out=best)
                 best -= chain.elapsed[first]
-            _save_first(chain, table, (first, last), unit)
-            start = int(np.searchsorted(-best, -np.inf, side="right"))
-            table_start[first, last] = start
+            needs = chain.way_bytes(first, last)
+            for way, need in zip(chain.ways[first], needs, strict=True):
+                start, held = -(-need // unit), -(-way.saved_bytes // unit)
+                if start < width:
+                    seconds = way.forward_seconds + way.backward_seconds
+                    if first < last:
+                        rest = table[first + 1, last, start - held : width - held]
+                        seconds = rest + seconds
+                    np.minimum(best[start:], seconds, out=best[start:])
             held = min(held_slots[first], width)
             shifted[first, :held] = np.inf
             shifted[first, held:] = best[: width - held] + chain.elapsed[first]
-            shifted_start[first] = min(start + held, width)
     return table
-
-
-def _save_first(
-    chain: _Chain, table: Seconds, span: tuple[int, int], unit: int
-) -> None:
-    """Improve one row of `table` with the ways of saving the first stage of `span`."""
-    first, last = span
-    best = table[first, last]
-    needs = chain.way_bytes(first, last)
-    for way, need in zip(chain.ways[first], needs, strict=True):
-        start = -(-need // unit)
-        if start >= len(best):
-            continue
-        seconds = way.forward_seconds + way.backward_seconds
-        if first == last:
-            np.minimum(best[start:], seconds, out=best[start:])
-            continue
-        held = -(-way.saved_bytes // unit)
-        rest = table[first + 1, last, start - held : len(best) - held]
-        np.minimum(best[start:], rest + seconds, out=best[start:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,32 +280,23 @@ class _Ranking:
     unit: int
     extra: int
 
-    def seconds(self, firsts: Bytes, lasts: Bytes, left: Bytes) -> Seconds:
-        """Return the time of each subchain with the bytes left; infinite if unknown."""
-        slot = np.minimum(left // self.unit + self.extra, self.table.shape[2] - 1)
-        return self.table[firsts, lasts, slot]
+    def slot(self, left: Bytes | int) -> Bytes:
+        # Choices that do not fit are ruled out by the caller: any slot will do.
+        slot = np.maximum(left, 0) // self.unit + self.extra
+        return np.minimum(slot, self.table.shape[2] - 1)
 
-
-def _rank(
-    chain: _Chain, ranking: _Ranking, span: tuple[int, int], left: int
-) -> Seconds:
-    """Return the time of every choice for `span`, in the order of `_choices`."""
-    first, last = span
-    splits = np.arange(first + 1, last + 1)
-    held = np.array(chain.value_bytes[first + 1 : last + 1], np.int64)
-    at_first, at_last = np.full_like(splits, first), np.full_like(splits, last)
-    # Splits that do not fit are ruled out by the caller: any slot will do for them.
-    rest = np.maximum(left - held, 0)
-    seconds = chain.elapsed[first + 1 : last + 1] - chain.elapsed[first]
-    seconds = seconds + ranking.seconds(splits, at_last, rest)
-    seconds += ranking.seconds(at_first, splits - 1, np.full_like(splits, left))
-    ways = [way.forward_seconds + way.backward_seconds for way in chain.ways[first]]
-    if first < last:
-        saved = np.array([way.saved_bytes for way in chain.ways[first]], np.int64)
-        after = np.full_like(saved, first + 1)
-        rest = np.maximum(left - saved, 0)
-        ways = ranking.seconds(after, np.full_like(saved, last), rest) + ways
-    return np.concatenate([seconds, ways])
+    def seconds(self, chain: _Chain, first: int, last: int, left: int) -> Seconds:
+        """Return the time of every choice, in the order of `_choices`."""
+        splits = np.arange(first + 1, last + 1)
+        held = np.array(chain.value_bytes[first + 1 : last + 1], np.int64)
+        seconds = chain.elapsed[splits] - chain.elapsed[first]
+        seconds += self.table[splits, last, self.slot(left - held)]
+        seconds += self.table[first, splits - 1, self.slot(left)]
+        ways = [way.forward_seconds + way.backward_seconds for way in chain.ways[first]]
+        if first < last:
+            saved = np.array([way.saved_bytes for way in chain.ways[first]], np.int64)
+            ways = self.table[first + 1, last, self.slot(left - saved)] + ways
+        return np.concatenate([seconds, ways])
 
 
 def _read_off(
@@ -371,7 +319,7 @@ def _read_off(
         needs = _choices(chain, floor, first, last)
         choice = int(needs.argmin())
         if ranking is not None:
-            seconds = _rank(chain, ranking, (first, last), left)
+            seconds = ranking.seconds(chain, first, last, left)
             seconds[needs > left] = np.inf
             if np.isfinite(seconds).any():
                 choice = int(seconds.argmin())

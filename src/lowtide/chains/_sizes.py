@@ -10,6 +10,7 @@ import math
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, SupportsFloat
 
 Number = int | float
 
@@ -42,50 +43,39 @@ class ExactSizes:
 
 def exact_sizes(sizes: Iterable[Number]) -> ExactSizes:
     """Return checked `sizes` as integers over one power of two. O(n)."""
-    numbers = _plain_numbers(sizes)
+    to_list = getattr(sizes, "tolist", None)
+    listed = list(sizes) if to_list is None else to_list()
+    numbers = [_plain(number, at) for at, number in enumerate(listed)]
     if not numbers:
         raise ValueError(
             "sizes is empty, and a chain needs at least one value. Pass the size of "
             "every value of the chain, from its input to its output."
         )
-    if set(map(type, numbers)) == {int}:
-        return ExactSizes([int(number) for number in numbers], 1, True)
     ratios = [number.as_integer_ratio() for number in numbers]
     scale = max(denominator for _, denominator in ratios)
     values = [top * (scale // bottom) for top, bottom in ratios]
-    return ExactSizes(values, scale, False)
+    return ExactSizes(values, scale, all(type(number) is int for number in numbers))
 
 
-def _plain_numbers(numbers: Iterable[Number]) -> list[Number]:
-    """Return `numbers` as Python ints and floats, or raise naming the first bad one."""
-    to_list = getattr(numbers, "tolist", None)
-    plain: list[Number] = list(numbers) if to_list is None else to_list()
-    if not set(map(type, plain)) <= {int, float}:
-        plain = [_plain(number, at) for at, number in enumerate(plain)]
-    for at, number in enumerate(plain):
-        # Written so that NaN, which compares false with everything, is refused too.
-        if not 0 <= number < math.inf:
-            raise ValueError(
-                f"sizes[{at}] is {number}, and a size must be zero or more, and "
-                f"finite. Correct that entry."
-            )
-    return plain
-
-
-def _plain(number: object, at: int) -> Number:
-    try:
-        return operator.index(number)  # type: ignore[arg-type]
-    except TypeError:
-        pass
-    try:
-        if isinstance(number, str | bytes):
-            raise TypeError
-        return float(number)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+def _plain(number: Any, at: int) -> Number:
+    """Return `number` as a Python int or float, or raise if it is no size."""
+    if type(number) not in (int, float):
+        try:
+            number = operator.index(number)
+        except TypeError:
+            if not isinstance(number, SupportsFloat):
+                raise ValueError(
+                    f"sizes[{at}] is {number!r}, and a size must be a number. Pass "
+                    f"plain integers or floats."
+                ) from None
+            number = float(number)
+    # Written so that NaN, which compares false with everything, is refused too.
+    if not 0 <= number < math.inf:
         raise ValueError(
-            f"sizes[{at}] is {number!r}, and a size must be a number. Pass plain "
-            f"integers or floats."
-        ) from None
+            f"sizes[{at}] is {number}, and a size must be zero or more, and finite. "
+            f"Correct that entry."
+        )
+    return number
 
 
 def checked_kept(kept: Iterable[int], length: int) -> tuple[int, ...]:

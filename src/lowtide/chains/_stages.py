@@ -20,8 +20,9 @@ gradient of the chain's own input is not counted.
 import math
 import operator
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, SupportsFloat
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +89,8 @@ class Stage:
     @property
     def output_gradient_bytes(self) -> int:
         """`gradient_bytes`, or the output's size where none was given."""
-        if self.gradient_bytes is None:
-            return self.output_bytes
-        return self.gradient_bytes
+        given = self.gradient_bytes
+        return self.output_bytes if given is None else given
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,25 +138,22 @@ def simulate_rotor(
     RotorTimeline(peak_bytes=13, seconds=3.0, live_bytes=(13, 13))
     """
     state = _Held(stages, input_bytes)
-    live_bytes: list[int] = []
-    durations: list[float] = []
+    samples: list[tuple[float, int]] = []
     for position, step in enumerate(sequence):
-        problem = state.problem_with(step)
-        if problem:
+        if problem := state.problem_with(step):
             raise ValueError(
                 f"step {position} of the sequence, {step}, cannot run: {problem}. "
                 f"Correct the sequence there."
             )
-        seconds, live = state.run(step)
-        durations.append(seconds)
-        live_bytes.append(live)
+        samples.append(state.run(step))
     if state.gradient_of:
         raise ValueError(
             f"the sequence of {len(sequence)} steps ends before the backward of stage "
             f"{state.gradient_of - 1}. Append what is missing."
         )
+    live_bytes = tuple(live for _, live in samples)
     peak = max(live_bytes, default=input_bytes)
-    return RotorTimeline(peak, math.fsum(durations), tuple(live_bytes))
+    return RotorTimeline(peak, math.fsum(seconds for seconds, _ in samples), live_bytes)
 
 
 class _Held:
@@ -188,9 +185,8 @@ class _Held:
             return "its backward is done"
         if self._has(stage + 1):
             return f"value {stage + 1}, its output, is already held"
-        if not 0 <= step.option < len(self.stages[stage].ways):
-            return f"the stage has {len(self.stages[stage].ways)} options"
-        return ""
+        options = len(self.stages[stage].ways)
+        return "" if 0 <= step.option < options else f"the stage has {options} options"
 
     def run(self, step: RotorStep) -> tuple[float, int]:
         """Apply `step`; return its seconds and the bytes alive while it runs."""
@@ -224,18 +220,15 @@ class _Held:
             self.live -= self.value_bytes[value]
 
 
-def checked_bytes(number: object, name: str) -> int:
+def checked_bytes(number: Any, name: str) -> int:
     """Return `number` as a Python int, or raise if it is no count of bytes."""
-    try:
-        count = operator.index(number)  # type: ignore[arg-type]
-    except TypeError:
-        count = -1
-    if count < 0:
-        raise ValueError(
-            f"{name} is {number!r}, and bytes are whole numbers from zero up. Pass an "
-            f"integer."
-        )
-    return count
+    with suppress(TypeError):
+        if operator.index(number) >= 0:
+            return operator.index(number)
+    raise ValueError(
+        f"{name} is {number!r}, and bytes are whole numbers from zero up. Pass an "
+        f"integer."
+    )
 
 
 def _check_quantities(record: Stage | StageOption) -> None:
@@ -244,15 +237,10 @@ def _check_quantities(record: Stage | StageOption) -> None:
         if name.endswith("_bytes") and quantity is not None:
             # NumPy integers become Python ones, which cannot overflow.
             object.__setattr__(record, name, checked_bytes(quantity, name))
-        elif name.endswith("_seconds") and not _is_time(quantity):
+        elif name.endswith("_seconds") and not (
+            isinstance(quantity, SupportsFloat) and 0 <= float(quantity) < math.inf
+        ):
             raise ValueError(
                 f"{name} is {quantity!r}, and a time is finite and not negative. "
                 f"Correct the measurement."
             )
-
-
-def _is_time(quantity: object) -> bool:
-    try:
-        return 0 <= float(quantity) < math.inf  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        return False

@@ -2,39 +2,51 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeVar
+from contextlib import nullcontext, suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
 from lowtide import planners
+from lowtide.engine.compile import Inner
 from lowtide.engine.costs import with_optimizer
 from lowtide.engine.meter import (
     Measurement,
-    allocated_peak,
-    median,
+    measure_steps,
     preserved,
     rss_peak,
     rss_peak_in_child,
-    timed,
+)
+from lowtide.engine.methods import (
+    METHOD,
+    PlannedMethod,
+    is_trained_by_method,
+    method_of,
 )
 from lowtide.engine.notices import warn
+from lowtide.engine.origin import origin_of
 from lowtide.engine.planning import Settings
 from lowtide.engine.prepare import prepare
 from lowtide.engine.runtime import PlannedCall
+from lowtide.engine.seam import should_verify
 from lowtide.engine.trace import look
-from lowtide.engine.training import Loss, default_loss, training_step
-from lowtide.engine.verify import Verification, compare
-from lowtide.errors import (
-    CaptureError,
-    InvalidArgumentError,
-    NoTrainingGraphError,
+from lowtide.engine.training import (
+    Inputs,
+    Loss,
+    arguments_of,
+    default_loss,
+    training_step,
 )
+from lowtide.engine.verify import Verification, compare
+from lowtide.errors import CaptureError, InvalidArgumentError, NoTrainingGraphError
 from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan
 from lowtide.step.units import to_bytes
@@ -48,10 +60,11 @@ def optimize(
     budget: str | int | None = None,
     planner: str | None = None,
     optimizer: torch.optim.Optimizer | None = None,
-    inner: str = "eager",
+    inner: Inner = "eager",
     time_limit: float = 10.0,
     verify: bool | int = False,
     cache: bool = True,
+    update: Literal["after", "in_backward"] = "after",
 ) -> Model:
     """The same model, in place, whose training steps stay within the budget.
 
@@ -66,11 +79,15 @@ def optimize(
         planner: A name of `lowtide.planners.available()`. Default: `LOWTIDE_PLANNER`,
             else "auto".
         optimizer: If given, the bytes of its state count against the budget.
-        inner: What runs the ops; only "eager".
+        inner: Whose kernels run the ops: PyTorch's own ("eager") or Inductor's, which
+            fuses them ("inductor"). The numbers are then those of the compiled step.
         time_limit: Seconds the planner may search.
         verify: Before the first planned call, run it both ways and compare bitwise;
             with a number n, before every n-th.
         cache: Whether measured op times are kept on disk.
+        update: With "in_backward", each parameter is updated by `optimizer` as soon as
+            its gradient is complete, and the gradient is freed. Go on calling
+            `optimizer.step()` after every backward; it finds nothing left to do.
     """
     if os.environ.get("LOWTIDE_DISABLE") == "1":
         return model
@@ -82,19 +99,52 @@ def optimize(
             'Write budget="6 GiB"',
         )
     to_bytes(budget, baseline_bytes=1 << 40)
+    if verify < 0:
+        raise InvalidArgumentError(
+            f"verify={verify}", "it is negative", "Write True, or a number of steps"
+        )
     settings = Settings(
         budget=budget,
         planner=planner or os.environ.get("LOWTIDE_PLANNER") or "auto",
         optimizer=optimizer,
         time_limit=time_limit,
         cache=cache,
-        verify_every=_verify_every(verify),
+        updates_in_backward=_is_in_backward(update, verify),
+        verify_every=_how_often(verify, update),
     )
     planners.load(settings.planner)
     return _install(model, settings, inner)
 
 
-def apply(model: Any, plan: Plan, *, inner: str = "eager") -> Any:
+def _how_often(verify: bool | int, update: str) -> int:
+    """Before every so manieth call. True means before the first one, and no other.
+
+    So is it with a torch that was never tried, but for updates, which run only once.
+    """
+    if verify is True or (not verify and should_verify() and update == "after"):
+        return sys.maxsize
+    return int(verify)
+
+
+def _is_in_backward(update: str, verify: bool | int) -> bool:
+    if update not in ("after", "in_backward"):
+        raise InvalidArgumentError(
+            f"update={update!r}", "it is neither", "Write 'after' or 'in_backward'"
+        )
+    if update == "in_backward" and verify:
+        raise _cannot_repeat("optimize(verify=...)")
+    return update == "in_backward"
+
+
+def _cannot_repeat(what: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f'lowtide.{what} with update="in_backward"',
+        "a step updates the parameters, so it cannot be run a second time to compare",
+        "Compare the parameters of two training runs instead",
+    )
+
+
+def apply(model: Any, plan: Plan, *, inner: Inner = "eager") -> Any:
     """The same model, in place, whose training steps run exactly this plan.
 
     Raises `PlanMismatchError` at the first training call whose graph is another.
@@ -104,83 +154,77 @@ def apply(model: Any, plan: Plan, *, inner: str = "eager") -> Any:
     return _install(model, plan, inner)
 
 
-def _verify_every(verify: bool | int) -> int:
-    """Before which calls to verify: 0 none, n every n-th."""
-    if verify is True:
-        return sys.maxsize  # the first, and no other
-    if verify < 0:
+def _install(model: Any, asked: Settings | Plan, inner: Inner) -> Any:
+    if inner not in ("eager", "inductor"):
         raise InvalidArgumentError(
-            f"verify={verify}", "it is negative", "Write True, or a number of steps"
+            f"inner={inner!r}", "it is neither", "Write 'eager' or 'inductor'"
         )
-    return int(verify)
-
-
-def _install(model: Any, asked: Settings | Plan, inner: str) -> Any:
-    if inner != "eager":
+    if inner == "inductor" and getattr(asked, "updates_in_backward", False):
         raise InvalidArgumentError(
-            f"inner={inner!r}", "only 'eager' is supported", "Leave it out"
+            'inner="inductor" with update="in_backward"',
+            "updates are not compiled yet",
+            "Leave one of them out",
         )
-    if not isinstance(model, nn.Module):
-        if not callable(model):
-            raise InvalidArgumentError(
-                f"lowtide.optimize({type(model).__name__})",
-                "it is neither a module nor a function",
-                "Pass the model, or a function that computes the loss",
-            )
-        modules = modules_of(model)
-        return PlannedCall(model, asked, modules, _checked(model, asked, modules))
-    _refuse_bypassed(model)
+    _check_callable(model, "optimize")
+    modules = modules_of(model)
+    is_module = isinstance(model, nn.Module)
+    function = model._call_impl if is_module else model
+
+    def check(inputs: Inputs) -> None:
+        result = _both_ways(
+            function, asked, modules, inputs, None, measured=False, inner=inner
+        )
+        result.raise_if_failed()
+
+    if is_module and is_trained_by_method(model):
+        function = method_of(model)
+        PlannedMethod(model, asked, check).install()
+        return model
+    call = PlannedCall(function, asked, modules, check, inner)
+    if not is_module:
+        return call
     if not isinstance(model._compiled_call_impl, PlannedCall | None):
         warn(
             f"lowtide.optimize({type(model).__name__}): the model's own compiled call "
-            "is replaced by the planned one, which runs the ops of PyTorch as they are."
+            "is replaced by the planned one, which runs PyTorch's ops uncompiled."
         )
-    function = model._call_impl
-    call = PlannedCall(function, asked, [model], _checked(function, asked, [model]))
     call.watch_for_bypass(model)
     model._compiled_call_impl = call  # type: ignore[assignment]
     return model
 
 
-def _checked(
-    function: Callable[..., Any], asked: Settings | Plan, modules: list[nn.Module]
-) -> Callable[[tuple[Any, ...], dict[str, Any]], None]:
-    """Run a call both ways, and raise if they differ."""
-
-    def check(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        result = _both_ways(function, asked, modules, args, kwargs, None, False)
-        result.raise_if_failed()
-
-    return check
+def _check_callable(model: Any, verb: str) -> None:
+    if not callable(model):
+        raise InvalidArgumentError(
+            f"lowtide.{verb}({type(model).__name__})",
+            "it is neither a module nor a function",
+            "Pass the model, or a function that computes the loss",
+        )
 
 
 def planned(model: Any) -> PlannedCall | None:
     """The planned call of an optimized model or function, with its plans and steps."""
     if isinstance(model, PlannedCall):
         return model
-    call = getattr(model, "_compiled_call_impl", None)
-    return call if isinstance(call, PlannedCall) else None
+    for name in (METHOD, "_compiled_call_impl"):
+        call = getattr(model, name, None)
+        if isinstance(call, PlannedCall):
+            return call
+    return None
 
 
 def restore(model: Any) -> Any:
     """The model as it was before `optimize` or `apply`."""
     if isinstance(model, PlannedCall):
         return model.function
-    if planned(model) is not None:
+    call = planned(model)
+    if call is not None:
+        call.learning.end()
+    if isinstance(call, PlannedMethod):
+        call.remove()
+    elif call is not None:
         model._compiled_call_impl = None
     return model
-
-
-def _refuse_bypassed(model: nn.Module) -> None:
-    for base in type(model).__mro__:
-        if base.__name__ == "LightningModule":
-            raise NoTrainingGraphError(
-                f"lowtide.optimize({type(model).__name__})",
-                "Lightning calls its training_step and not the module itself, so a "
-                "planned call would never run",
-                "Optimize the network inside it, as in "
-                "lowtide.optimize(lightning_module.net, budget=...)",
-            )
 
 
 def modules_of(function: Any) -> list[nn.Module]:
@@ -189,22 +233,18 @@ def modules_of(function: Any) -> list[nn.Module]:
         return [function]
     if isinstance(function, PlannedCall):
         return list(function.modules)
-    inner = function
-    found: list[Any] = []
-    while hasattr(inner, "func"):  # functools.partial
-        found += [*inner.args, *inner.keywords.values()]  # type: ignore[attr-defined]
-        inner = inner.func  # type: ignore[attr-defined]
-    found.append(getattr(inner, "__self__", None))
-    inner = getattr(inner, "__func__", inner)
-    for cell in getattr(inner, "__closure__", None) or ():
-        try:
-            found.append(cell.cell_contents)
-        except ValueError:
-            continue
-    code = getattr(inner, "__code__", None)
-    scope = getattr(inner, "__globals__", {})
-    found += [scope.get(name) for name in (code.co_names if code else ())]
-    return list({id(m): m for m in found if isinstance(m, nn.Module)}.values())
+    reached: list[Any] = []
+    while isinstance(function, partial):
+        reached += [*function.args, *function.keywords.values()]
+        function = function.func
+    reached.append(getattr(function, "__self__", None))
+    function = getattr(function, "__func__", function)
+    for cell in getattr(function, "__closure__", None) or ():
+        with suppress(ValueError):  # nothing is in it yet
+            reached.append(cell.cell_contents)
+    if inspect.isfunction(function):
+        reached += map(function.__globals__.get, function.__code__.co_names)
+    return list({id(m): m for m in reached if isinstance(m, nn.Module)}.values())
 
 
 def profile(
@@ -231,19 +271,11 @@ def profile(
         raise InvalidArgumentError(
             f"how={how!r}", "it is neither", "Write how='measure' or how='estimate'"
         )
-    if not callable(model):
-        raise InvalidArgumentError(
-            f"lowtide.profile({type(model).__name__})",
-            "it is neither a module nor a function",
-            "Pass the model, or a function that computes the loss",
-        )
-    args, kwargs = arguments_of(batch)
+    _check_callable(model, "profile")
     modules = modules_of(model)
-    function = restore_function(model)
     seen = look(
-        function,
-        args,
-        kwargs,
+        restore_function(model),
+        arguments_of(batch),
         modules=modules,
         loss=loss or default_loss,
         name=name or type(model).__name__.lower(),
@@ -255,20 +287,12 @@ def profile(
             fix="Remove the graph break, or use lowtide.optimize, which plans such a "
             "model with one order for all runs of a graph",
         )
-    step = prepare(
-        seen.whole, modules, how=how, device=device, cache=cache, progress=progress
-    )
+    pricing: Any = {"how": how, "device": device, "cache": cache, "progress": progress}
+    step = prepare(seen.whole, modules, **pricing)
     if optimizer is None:
         return step
-    return with_optimizer(
-        step,
-        optimizer,
-        model=model if isinstance(model, nn.Module) else None,
-        how=how,  # type: ignore[arg-type]
-        device=device,
-        cache=cache,
-        progress=progress,
-    )
+    owner = model if isinstance(model, nn.Module) else None
+    return with_optimizer(step, optimizer, model=owner, **pricing)
 
 
 def verify(
@@ -287,60 +311,77 @@ def verify(
     puts gradients, buffers and random numbers back afterwards. The plan is the given
     one, one for the given budget, or, with neither, the one the model already has.
     """
-    asked = _what_to_verify(model, plan, budget, planner)
-    modules = modules_of(model)
-    args, kwargs = arguments_of(batch)
-    with _unwatched(model):
-        return _both_ways(
-            restore_function(model), asked, modules, args, kwargs, loss, measured
+    call = planned(model)
+    if plan is not None and budget is not None:
+        raise InvalidArgumentError(
+            "lowtide.verify", "both plan and budget were given", "Give one of them"
         )
-
-
-def _unwatched(model: Any) -> AbstractContextManager[None]:
-    present = planned(model)
-    return nullcontext() if present is None else present.unwatched()
+    if plan is None and budget is None and call is None:
+        raise InvalidArgumentError(
+            "lowtide.verify",
+            "neither plan nor budget was given, and the model is not optimized",
+            'Write plan=... or budget="6 GiB"',
+        )
+    if call is not None and call.watch.updates is not None:
+        raise _cannot_repeat("verify")
+    asked = plan or Settings(budget=budget, planner=planner)
+    if call is not None and plan is None and budget is None:
+        asked = call.plans[-1] if call.plans else call.asked
+    with nullcontext() if call is None else call.unwatched():
+        return _both_ways(
+            restore_function(model),
+            asked,
+            modules_of(model),
+            arguments_of(batch),
+            loss,
+            measured=measured,
+            inner="eager" if call is None else call.inner,
+        )
 
 
 def _both_ways(
     function: Callable[..., Any],
     asked: Settings | Plan,
     modules: list[nn.Module],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    inputs: Inputs,
     loss: Loss | None,
+    *,
     measured: bool,
+    inner: Inner = "eager",
 ) -> Verification:
     """Run a training step plain and planned, and compare."""
-    call = PlannedCall(function, asked, modules)
+    call = PlannedCall(function, asked, modules, inner=inner)
     call.is_watching = False
     # The caller's own tensors stay out of it: their graph and gradients are theirs.
-    args, kwargs = pytree.tree_map(_on_its_own, (args, kwargs))
+    inputs = pytree.tree_map(_on_its_own, inputs)
+    plain, planned = (training_step(f, loss, inputs) for f in (call.plain, call))
 
-    def step(function: Callable[..., Any]) -> Callable[[], torch.Tensor]:
-        return training_step(function, loss, args, kwargs)
+    def plan_of() -> Plan:
+        _check_ran_planned(call, "verify")
+        return asked if isinstance(asked, Plan) else call.plans[0]
 
     def measurement() -> Measurement:
         with preserved(modules):
-            found = allocated_peak(step(call), modules, (args, kwargs))
-            peak, resident, live = found[:3]
-            ours, theirs = timed([step(call), step(function)], modules, 3)
-        return Measurement(
-            peak, 0, median(ours), tuple(ours), median(theirs), resident, live
-        )
-
-    def plan_of() -> Plan:
-        if not call.watch.forwards:
-            raise NoTrainingGraphError(
-                "lowtide.verify",
-                "the model is in evaluation mode, or gradients are turned off, so "
-                "nothing of it ran planned",
-                "Call model.train() first, outside of torch.no_grad()",
-            )
-        return asked if isinstance(asked, Plan) else call.plans[0]
+            return measure_steps([planned, plain], modules, inputs, 3)
 
     return compare(
-        step(function), step(call), modules, plan_of, measurement if measured else None
+        plain,
+        planned,
+        modules,
+        plan_of,
+        lambda: origin_of(plain, planned, modules, call.watch),
+        measurement if measured else None,
     )
+
+
+def _check_ran_planned(call: PlannedCall, verb: str) -> None:
+    if not call.watch.forwards:
+        raise NoTrainingGraphError(
+            f"lowtide.{verb}",
+            "the model is in evaluation mode, or gradients are turned off, so nothing "
+            "of it ran planned",
+            "Call model.train() first, outside of torch.no_grad()",
+        )
 
 
 def _on_its_own(value: Any) -> Any:
@@ -348,27 +389,6 @@ def _on_its_own(value: Any) -> Any:
     if isinstance(value, torch.Tensor) and value.requires_grad:
         return value.detach().requires_grad_()
     return value
-
-
-def _what_to_verify(
-    model: Any, plan: Plan | None, budget: str | int | None, planner: str
-) -> Settings | Plan:
-    present = planned(model)
-    if plan is not None and budget is not None:
-        raise InvalidArgumentError(
-            "lowtide.verify", "both plan and budget were given", "Give one of them"
-        )
-    if plan is not None:
-        return plan
-    if budget is not None:
-        return Settings(budget=budget, planner=planner)
-    if present is None:
-        raise InvalidArgumentError(
-            "lowtide.verify",
-            "neither plan nor budget was given, and the model is not optimized",
-            'Write plan=... or budget="6 GiB"',
-        )
-    return present.plans[-1] if present.plans else present.asked
 
 
 def measure(
@@ -381,42 +401,29 @@ def measure(
     """
     modules = modules_of(model)
     call = planned(model)
-    plain = restore_function(model)
-    args, kwargs = pytree.tree_map(_on_its_own, arguments_of(batch))
-
-    def step(function: Callable[..., Any]) -> Callable[[], torch.Tensor]:
-        return training_step(function, loss, args, kwargs)
-
-    with _unwatched(model), preserved(modules):
-        step(model)()
-        peak, resident, live = allocated_peak(step(model), modules, batch)[:3]
-        sides = [step(model)] if call is None else [step(model), step(plain)]
-        samples = timed(sides, modules, steps)
-    if call is not None and not call.watch.forwards:
-        raise NoTrainingGraphError(
-            "lowtide.measure",
-            "the model is in evaluation mode, or gradients are turned off, so nothing "
-            "of it ran planned",
-            "Call model.train() first, outside of torch.no_grad()",
-        )
+    if call is not None and call.watch.updates is not None:
+        raise _cannot_repeat("measure")
+    inputs = pytree.tree_map(_on_its_own, arguments_of(batch))
+    step = training_step(model, loss, inputs)
+    sides = [step]
+    if call is not None:
+        sides.append(training_step(call.plain, loss, inputs))
+    unwatched = nullcontext() if call is None else call.unwatched()
+    with unwatched, preserved(modules):
+        step()
+        found = measure_steps(sides, modules, batch, steps)
     plan_ = None
     if call is not None:
+        _check_ran_planned(call, "measure")
         plan_ = call.asked if isinstance(call.asked, Plan) else call.plans[-1]
-    rss = None
-    if isinstance(model, nn.Module) and not _on_accelerator(model):
-        rss = rss_peak_in_child(model, batch, loss, plan_)
-        if rss is None:
-            with preserved(modules):
-                rss = rss_peak(step(model), modules)
-    return Measurement(
-        peak_bytes=peak,
-        rss_peak_bytes=rss or 0,
-        seconds=median(samples[0]),
-        samples=tuple(samples[0]),
-        baseline_seconds=median(samples[-1]),
-        resident_bytes=resident,
-        live_bytes=live,
-    )
+    on_cpu = all(p.device.type == "cpu" for m in modules for p in m.parameters())
+    if not isinstance(model, nn.Module) or not on_cpu:
+        return found
+    rss = rss_peak_in_child(model, batch, loss, plan_)
+    if rss is None:
+        with preserved(modules):
+            rss = rss_peak(step, modules)
+    return replace(found, rss_peak_bytes=rss)
 
 
 def restore_function(model: Any) -> Callable[..., Any]:
@@ -425,16 +432,3 @@ def restore_function(model: Any) -> Callable[..., Any]:
     if call is not None:
         return call.function
     return model._call_impl if isinstance(model, nn.Module) else model
-
-
-def _on_accelerator(model: nn.Module) -> bool:
-    return any(p.device.type != "cpu" for p in model.parameters())
-
-
-def arguments_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A batch as positional and keyword arguments of the model."""
-    if isinstance(batch, dict):
-        return (), dict(batch)
-    if isinstance(batch, tuple):
-        return batch, {}
-    return (batch,), {}

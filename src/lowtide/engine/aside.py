@@ -3,23 +3,26 @@
 What runs aside is the user's own code: it may draw random numbers, append to lists,
 count, print. A forked copy does all of that to its own memory, and only a pickled
 answer comes back. Where a process cannot be copied (no `fork`, or a GPU is in use,
-which does not survive it), the work is done here, and the random streams are put back.
+which does not survive it), or the copy cannot do the work (a build of torch for GPUs
+runs no backward in it after one has run here), the work is done here, and the random
+streams are put back.
 """
 
 from __future__ import annotations
 
 import io
 import logging
+import multiprocessing
 import os
 import pickle
 import random
-import select
 import signal
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
+from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
 import torch
@@ -30,47 +33,55 @@ from lowtide.errors import CaptureError
 Answer = TypeVar("Answer")
 # A copy inherits locks that other threads held and will never release.
 _LONGEST_SECONDS = 1800.0
+# What torch says in the copy if it was built for GPUs, and a backward has run before.
+_NO_BACKWARD_IN_A_COPY = "autograd's threading in combination with fork"
 
 
 def run_aside(work: Callable[[], Answer]) -> Answer:
     """What `work` returns, or raises, without any of its effects."""
     if not hasattr(os, "fork") or torch.cuda.is_initialized():
-        with _streams_put_back():
-            return work()
-    return _run_in_copy(work)
-
-
-def _run_in_copy(work: Callable[[], Answer]) -> Answer:
+        return _here(work)
     # What is buffered would otherwise be written twice.
     sys.stdout.flush()
     sys.stderr.flush()
-    reading, writing = os.pipe()
+    receiver, sender = multiprocessing.Pipe(duplex=False)
     with warnings.catch_warnings():
         # Python 3.12 warns of threads; the copy starts none and waits for none.
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child == 0:
-        os.close(reading)
-        _answer(work, writing)
-    os.close(writing)
+        receiver.close()
+        _answer(work, sender)
+    sender.close()
     try:
-        data = _read(reading, time.monotonic() + _LONGEST_SECONDS)
-    finally:
-        os.close(reading)
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-    if not data:
+        if not receiver.poll(_LONGEST_SECONDS):
+            raise CaptureError(
+                f"the dry run took longer than {_LONGEST_SECONDS:.0f} s",
+                fix="Call lowtide before other threads are started",
+            )
+        succeeded, answer = pickle.loads(receiver.recv_bytes())
+    except EOFError:
         raise CaptureError(
             "the dry run ended without an answer",
             fix="Check that the step runs without lowtide",
-        )
-    succeeded, answer = pickle.loads(data)
+        ) from None
+    finally:
+        receiver.close()
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
     if succeeded:
         return answer
+    if _NO_BACKWARD_IN_A_COPY in str(answer):
+        return _here(work)
     raise answer
 
 
-def _answer(work: Callable[[], Any], writing: int) -> None:
+def _here(work: Callable[[], Answer]) -> Answer:
+    with _streams_put_back():
+        return work()
+
+
+def _answer(work: Callable[[], Any], sender: Connection) -> None:
     """In the copy: do the work, send the answer, and end without any clean-up."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
@@ -91,37 +102,24 @@ def _answer(work: Callable[[], Any], writing: int) -> None:
         text = f"{type(failed).__name__}: {failed}"
         data = _packed((False, CaptureError(text, fix="")))
     try:
-        with os.fdopen(writing, "wb") as pipe:
-            pipe.write(data)
+        sender.send_bytes(data)
     finally:
         os._exit(0)
 
 
-def _read(reading: int, deadline: float) -> bytes:
-    parts: list[bytes] = []
-    while True:
-        left = deadline - time.monotonic()
-        ready, _, _ = select.select([reading], [], [], max(0.0, left))
-        if not ready:
-            raise CaptureError(
-                f"the dry run took longer than {_LONGEST_SECONDS:.0f} s",
-                fix="Call lowtide before other threads are started",
-            )
-        part = os.read(reading, 1 << 20)
-        if not part:
-            return b"".join(parts)
-        parts.append(part)
-
-
 @contextmanager
 def _streams_put_back() -> Iterator[None]:
+    """Nothing logged, and all random streams as they were before."""
     numpy = sys.modules.get("numpy")
     states = random.getstate(), torch.get_rng_state()
     drawn = numpy.random.get_state() if numpy else None
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    level = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
     try:
         yield
     finally:
+        logging.disable(level)
         random.setstate(states[0])
         torch.set_rng_state(states[1])
         torch.cuda.set_rng_state_all(devices)
@@ -148,7 +146,7 @@ def _packed(answer: Any) -> bytes:
     return buffer.getvalue()
 
 
-_MODE: list[FakeTensorMode] = []
+_mode = cache(FakeTensorMode)
 
 
 def _fake_again(
@@ -158,10 +156,8 @@ def _fake_again(
     dtype: torch.dtype,
     device: str,
 ) -> torch.Tensor:
-    if not _MODE:
-        _MODE.append(FakeTensorMode())
     reach = sum((d - 1) * s for d, s in zip(shape, stride, strict=True)) + 1
-    with _MODE[0]:
+    with _mode():
         flat = torch.empty(offset + max(0, reach), dtype=dtype, device=device)
         return flat.as_strided(shape, stride, offset)
 

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
 
 from lowtide import planners
-from lowtide.engine.api import arguments_of, modules_of, profile, restore_function
-from lowtide.engine.meter import allocated_peak, median, preserved, timed
+from lowtide.engine.api import modules_of, profile, restore_function
+from lowtide.engine.meter import allocated_peak, preserved, timed
 from lowtide.engine.runtime import PlannedCall
-from lowtide.engine.training import training_step
+from lowtide.engine.training import Loss, arguments_of, training_step
 from lowtide.errors import BudgetTooSmallError, InvalidArgumentError
 from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan
@@ -28,8 +30,6 @@ from lowtide.step.units import format_bytes, to_bytes
 log = logging.getLogger("lowtide.batch")
 
 StepAt = Callable[[int], StepGraph]
-Loss = Callable[[Any], torch.Tensor]
-Progress = Callable[[str], None]
 
 LARGEST = 1 << 20
 # The sizes whose lowest peaks tell how fast the peak grows.
@@ -63,15 +63,12 @@ def largest_batch(
     Raises:
         BudgetTooSmallError: Not even one sample fits.
     """
-    budget_bytes = to_bytes(budget)
-
-    def step_at(size: int) -> StepGraph:
-        return profile(model, make_batch(size), loss=loss, how="estimate")
-
-    size, _ = find_largest(
-        step_at, budget_bytes, planner=planner, time_limit=time_limit
-    )
-    return size
+    return find_largest(
+        lambda size: profile(model, make_batch(size), loss=loss, how="estimate"),
+        to_bytes(budget),
+        planner=planner,
+        time_limit=time_limit,
+    )[0]
 
 
 def find_largest(
@@ -81,23 +78,20 @@ def find_largest(
     planner: str = "auto",
     time_limit: float = 5.0,
     known: Mapping[int, Plan] | None = None,
-    progress: Progress | None = None,
 ) -> tuple[int, Plan]:
     """The largest size that fits, and its plan; `known` are plans that fit.
 
     The lowest reachable peak grows almost in proportion to the batch, so two sizes tell
     where to look; from there the answer is closed in on by trying.
     """
-    load = planners.load(planner).plan
+    search = partial(planners.load(planner).plan, time_limit=time_limit)
     step_at = cache(step_at)
     # Lowest peaks known so far, by size: a line through two of them predicts others.
     lowest: dict[int, int] = {}
 
     def attempt(size: int) -> Plan | None:
-        if progress is not None:
-            progress(f"trying a batch of {size}")
         try:
-            return load(step_at(size), budget_bytes, time_limit=time_limit)
+            return search(step_at(size), budget_bytes)
         except BudgetTooSmallError as error:
             lowest[size] = error.floor_bytes
             if size == _FIRST:
@@ -109,8 +103,7 @@ def find_largest(
     best = known.get(fits) or attempt(_FIRST)
     assert best is not None
     for size in (_FIRST, _SECOND):
-        plan = load(step_at(size), None, time_limit=time_limit)
-        lowest[size] = plan.peak_bytes
+        lowest[size] = search(step_at(size), None).peak_bytes
     if lowest[_SECOND] <= lowest[_FIRST]:
         raise InvalidArgumentError(
             "lowtide.largest_batch",
@@ -138,6 +131,34 @@ def find_largest(
     return fits, best
 
 
+def confirm_largest(
+    step_at: StepAt,
+    size: int,
+    budget_bytes: int,
+    *,
+    planner: str = "auto",
+    time_limit: float = 5.0,
+    known: Mapping[int, Plan] | None = None,
+) -> tuple[int, Plan] | None:
+    """The largest size up to `size` whose measured step fits, and its plan, if any.
+
+    An estimate knows no kernel's workspace, so a size found by it may be too large. The
+    peak grows almost in proportion to the batch, which tells how far to step down.
+    """
+    known = known or {}
+    fits = max(known, default=0)
+    while size > fits:
+        step = step_at(size)
+        try:
+            plan = planners.load(planner).plan(
+                step, budget_bytes, time_limit=time_limit
+            )
+            return size, plan
+        except BudgetTooSmallError as error:
+            size = min(size - 1, int(size * budget_bytes / error.floor_bytes))
+    return (fits, known[fits]) if fits else None
+
+
 def _crossing(lowest: dict[int, int], budget_bytes: int) -> int:
     """Where the line through the two known sizes next to the budget meets it."""
     below = sorted(size for size, peak in lowest.items() if peak <= budget_bytes)
@@ -150,12 +171,12 @@ def _crossing(lowest: dict[int, int], budget_bytes: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Real:
-    """What one step at one size really needed, with and without its plan."""
+class Measured:
+    """What one step at one size took on this machine."""
 
     peak_bytes: int
     seconds: float
-    activation_peak_bytes: int | None = None
+    activation_peak_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,95 +191,78 @@ class BatchRow:
     baseline_seconds: float
     planned_peak_bytes: int | None
     planned_seconds: float | None
-    measured_baseline: Real | None = None
-    measured_planned: Real | None = None
+    measured_baseline: Measured | None = None
+    measured_planned: Measured | None = None
 
     @property
     def baseline_samples_per_second(self) -> float:
-        """Throughput as it is, measured if it was."""
-        real = self.measured_baseline
-        return self.batch / (real.seconds if real else self.baseline_seconds)
+        """Throughput without a plan, measured if it was."""
+        measured = self.measured_baseline
+        return self.batch / (measured.seconds if measured else self.baseline_seconds)
 
     @property
     def planned_samples_per_second(self) -> float | None:
         """Throughput with the plan, measured if it was."""
-        if self.measured_planned is not None:
-            return self.batch / self.measured_planned.seconds
-        if self.planned_seconds is None:
-            return None
-        return self.batch / self.planned_seconds
+        measured = self.measured_planned
+        seconds = measured.seconds if measured else self.planned_seconds
+        return None if seconds is None else self.batch / seconds
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
-
-        def real(value: Real | None) -> dict[str, float | None] | None:
-            return None if value is None else asdict(value)
-
         return {
-            "batch": self.batch,
-            "baseline_peak_bytes": self.baseline_peak_bytes,
-            "baseline_seconds": self.baseline_seconds,
-            "planned_peak_bytes": self.planned_peak_bytes,
-            "planned_seconds": self.planned_seconds,
+            **asdict(self),
             "baseline_samples_per_second": self.baseline_samples_per_second,
             "planned_samples_per_second": self.planned_samples_per_second,
-            "measured_baseline": real(self.measured_baseline),
-            "measured_planned": real(self.measured_planned),
         }
 
 
 def predict_row(
     batch: int, step: StepGraph, budget_bytes: int, *, planner: str, time_limit: float
 ) -> tuple[BatchRow, Plan | None]:
-    """What a size needs as it is and with a plan for the budget."""
+    """What a size needs without a plan and with one for the budget."""
     try:
         plan = planners.load(planner).plan(step, budget_bytes, time_limit=time_limit)
     except BudgetTooSmallError:
         plan = None
-    return (
-        BatchRow(
-            batch=batch,
-            baseline_peak_bytes=step.eager_peak_bytes,
-            baseline_seconds=step.baseline_seconds,
-            planned_peak_bytes=plan.peak_bytes if plan else None,
-            planned_seconds=plan.seconds if plan else None,
-        ),
-        plan,
+    row = BatchRow(
+        batch=batch,
+        baseline_peak_bytes=step.eager_peak_bytes,
+        baseline_seconds=step.baseline_seconds,
+        planned_peak_bytes=plan.peak_bytes if plan else None,
+        planned_seconds=plan.seconds if plan else None,
     )
+    return row, plan
 
 
 def measure_both(
     model: Any, batch: Any, loss: Loss | None, plan: Plan | None, *, steps: int = 3
-) -> tuple[Real, Real | None]:
-    """Real peak and time as it is and with the plan, the two taking turns."""
+) -> tuple[Measured, Measured | None]:
+    """Peak and time without and with the plan, the two taking turns."""
     modules = modules_of(model)
-    plain = restore_function(model)
-    calls: list[Callable[..., Any]] = [plain]
+    calls = [restore_function(model)]
     if plan is not None:
-        calls.append(PlannedCall(plain, plan, modules))
-    runs = [training_step(call, loss, *arguments_of(batch)) for call in calls]
+        calls.append(PlannedCall(calls[0], plan, modules))
+    runs = [training_step(call, loss, arguments_of(batch)) for call in calls]
     with preserved(modules):
         for run in runs:
             run()
         found = [allocated_peak(run, modules, batch) for run in runs]
         samples = timed(runs, modules, steps)
-    reals = [
-        Real(f.peak_bytes, median(s), f.activation_peak_bytes)
+    measured = [
+        Measured(f.peak_bytes, median(s), f.activation_peak_bytes)
         for f, s in zip(found, samples, strict=True)
     ]
-    return reals[0], reals[1] if len(reals) > 1 else None
+    return measured[0], measured[1] if plan is not None else None
 
 
 def free_bytes() -> int:
     """Bytes that can still be used here, 0 if nobody tells."""
     if torch.cuda.is_available():
         return int(torch.cuda.mem_get_info()[0])
-    try:
+    with suppress(OSError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
-    except OSError:
-        pass
     return 0
 
 

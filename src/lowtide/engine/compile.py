@@ -17,11 +17,12 @@ import re
 import types
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.exc import RestartAnalysis
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lowtide.engine.capture.arrival import (
@@ -30,6 +31,7 @@ from lowtide.engine.capture.arrival import (
     as_expected,
     copied_as_expected,
 )
+from lowtide.engine.capture.breaks import going_on
 from lowtide.engine.capture.eager import (
     AS_OUTPUTS,
     Arrival,
@@ -38,25 +40,23 @@ from lowtide.engine.capture.eager import (
 )
 from lowtide.engine.capture.joint import read_joint
 from lowtide.engine.capture.piece import Piece
+from lowtide.engine.capture.shapes import with_symbols
 from lowtide.engine.capture.zeros import guess_absent, without_tangents
 from lowtide.engine.notices import warn
-from lowtide.engine.orders import Orders
-from lowtide.engine.others import OtherBackwards, boxed
-from lowtide.engine.rewrite import saved_name, split
+from lowtide.engine.orders import OrdersBySize
+from lowtide.engine.others import OtherBackwards, callable_of
+from lowtide.engine.rewrite import Orders
+from lowtide.engine.seam import check_torch
 from lowtide.engine.sums import SumWatch
 from lowtide.engine.watch import Watch, compiled_node
-from lowtide.errors import (
-    CaptureError,
-    LowtideError,
-    UnsupportedTorchError,
-)
+from lowtide.errors import CaptureError, LowtideError, UnsupportedTorchError
 from lowtide.step.graph import Kind
 
 Decide = Callable[[Piece], Orders]
+# Whose kernels run the ops: PyTorch's own, or Inductor's.
+Inner = Literal["eager", "inductor"]
 _NUMBERS = itertools.count()
 log = logging.getLogger("lowtide.run")
-
-_TESTED = ("2", "13")
 
 
 def compiled(
@@ -66,6 +66,7 @@ def compiled(
     *,
     fullgraph: bool,
     with_numbers: bool = False,
+    inner: Inner = "eager",
 ) -> Callable[..., Any]:
     """The function under `torch.compile`, each graph run as `decide` says.
 
@@ -81,6 +82,7 @@ def compiled(
             the latter case a graph that cannot be planned runs as it is.
         with_numbers: Whether a Python number that changes from call to call becomes an
             input of the graph, instead of a constant of a new one.
+        inner: Whose kernels run the ops.
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -93,8 +95,8 @@ def compiled(
     )
     planned = torch.compile(  # pyright: ignore[reportCallIssue]
         fresh,
-        backend=compile_with(decide, watch, lenient=not fullgraph),
-        dynamic=None if with_numbers else False,
+        backend=compile_with(decide, watch, lenient=not fullgraph, inner=inner),
+        dynamic=None if with_numbers and inner == "eager" else False,
         fullgraph=fullgraph,
         isolate_recompiles=True,
         recompile_limit=64,
@@ -103,38 +105,46 @@ def compiled(
     settings = _capture_settings(fullgraph)
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        with settings:
+        with settings, going_on(not fullgraph):
             return planned(*args, **kwargs)
 
     return run
-
-
-def _once_only() -> set[Any]:
-    """Methods of loggers that say a thing once; they are no reason to cut a graph."""
-    names = ("debug", "warning_once", "info_once", "warning_advice")
-    return {m for n in names if (m := getattr(logging.Logger, n, None)) is not None}
 
 
 def _capture_settings(fullgraph: bool) -> AbstractContextManager[None]:
     """How dynamo is to capture; torch never forgets one of these, so it is used again.
 
     Hooks that are added later count, and numbers in modules may change. DDP's buckets
-    are no reason to cut a step into pieces. Where pieces are allowed, what dynamo
-    cannot follow runs as it is.
+    are no reason to cut a step into pieces, nor are log lines, those of transformers
+    that say a thing once included. Recurrent layers and gradients that the step itself
+    asks for are captured. Where pieces are allowed, what dynamo cannot follow runs
+    uncaptured.
     """
+    names = ("debug", "warning_once", "info_once", "warning_advice")
+    methods = {getattr(logging.Logger, name, None) for name in names}
     return torch._dynamo.config.patch(
         skip_nnmodule_hook_guards=False,
         allow_unspec_int_on_nn_module=True,
         optimize_ddp=False,
-        ignore_logging_functions=_once_only(),
+        allow_rnn=True,
+        trace_autograd_ops=True,
+        use_numpy_random_stream=True,
+        ignore_logging_functions=methods - {None},
+        # Whether something is traced is asked of the process; it may be another thread.
+        force_compile_during_fx_trace=True,
         suppress_errors=not fullgraph,
     )
 
 
-def explain_failure(error: BaseException) -> BaseException:
-    """Our own error out of the layers that torch wraps around it."""
+def explain_failure(
+    error: BaseException, handled: BaseException | None = None
+) -> BaseException:
+    """Our own error out of the layers that torch wraps around it.
+
+    `handled` is what the user's code was handling when it called: not our affair.
+    """
     seen: BaseException | None = error
-    while seen is not None:
+    while seen is not None and seen is not handled:
         if isinstance(seen, LowtideError):
             return seen
         inner = getattr(seen, "inner_exception", None)
@@ -152,37 +162,37 @@ class Refusal(BaseException):
 
 def reason_of(error: BaseException) -> str:
     """Why a graph could not be captured, in one line."""
-    found = explain_failure(error)
-    while getattr(found, "inner_exception", None) is not None:
-        found = found.inner_exception  # type: ignore[attr-defined]
-    line = next((t for t in str(found).splitlines() if t.strip()), "")
-    return (
-        line if isinstance(found, LowtideError) else f"{type(found).__name__}: {line}"
-    )
+    cause = explain_failure(error)
+    while (inner := getattr(cause, "inner_exception", None)) is not None:
+        cause = inner
+    line = next((t for t in str(cause).splitlines() if t.strip()), "")
+    is_ours = isinstance(cause, LowtideError)
+    return line if is_ours else f"{type(cause).__name__}: {line}"
 
 
 def compile_with(
-    decide: Decide, watch: Watch, *, lenient: bool = False
+    decide: Decide, watch: Watch, *, lenient: bool = False, inner: Inner = "eager"
 ) -> Callable[..., Any]:
     """A dynamo backend that runs each captured piece as `decide` says.
 
     If it is lenient, a piece that cannot be planned runs as it is.
     """
-    if tuple(torch.__version__.split(".")[:2]) != _TESTED:
-        raise UnsupportedTorchError("it was never tried", torch.__version__)
+    compile_one = _compile if inner == "eager" else _compile_by_inductor
+    check_torch(torch.__version__)
 
     def backend(
-        gm: fx.GraphModule, example_inputs: Sequence[Any], **unused: Any
+        gm: fx.GraphModule, example_inputs: Sequence[Any], **_: Any
     ) -> Callable[..., Any]:
-        del unused
         try:
-            return _compile(gm, example_inputs, decide, watch)
+            return compile_one(gm, example_inputs, decide, watch)
+        except RestartAnalysis:
+            raise  # torch asks for another trace
         except Exception as error:
-            found = explain_failure(error)
             if not lenient:
                 raise
-            if isinstance(found, LowtideError) and not isinstance(found, CaptureError):
-                raise Refusal(found) from None
+            cause = explain_failure(error)
+            if isinstance(cause, LowtideError) and not isinstance(cause, CaptureError):
+                raise Refusal(cause) from None
             watch.left.append(reason_of(error))
             log.info("a graph runs as it is: %s", watch.left[-1], exc_info=True)
             return gm.forward
@@ -193,12 +203,65 @@ def compile_with(
 def _compile(
     gm: fx.GraphModule, example_inputs: Sequence[Any], decide: Decide, watch: Watch
 ) -> Callable[..., Any]:
+    graph = _Graph(gm, example_inputs, decide, watch)
+    with tracing_as_eager():
+        run = aot_autograd(
+            fw_compiler=graph.compile_forward,
+            bw_compiler=graph.compile_backward,
+            inference_compiler=graph.compile_inference,
+            partition_fn=graph.partition,
+        )(gm, list(example_inputs))
+    is_first = True
+
+    def call(*args: Any) -> Any:
+        nonlocal is_first
+        if is_first and graph.piece is not None:
+            graph.sums.start(args)
+        is_first = False
+        outputs = run(*args)
+        if graph.piece is not None:
+            watch.hold(graph.piece, outputs)
+            node = compiled_node(outputs)
+            if node is not None and len(graph.piece.tangents) > 1:
+                # Missing gradients are passed on, instead of zeros in their place.
+                node.set_materialize_grads(False)
+        return outputs
+
+    return call
+
+
+def _compile_by_inductor(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], decide: Decide, watch: Watch
+) -> Callable[..., Any]:
+    # Not before it is asked for: importing Inductor takes seconds.
+    from lowtide.engine.inductor.backend import Partitioner, compile_by_inductor
+
     kinds, names = _roles(gm, example_inputs)
-    pieces: list[Piece] = []
-    others: list[OtherBackwards] = []
-    sums: list[SumWatch] = []
+    partitioner = Partitioner(decide, watch, kinds, names)
+    return compile_by_inductor(gm, example_inputs, partitioner)
+
+
+class _Graph:
+    """What AOTAutograd asks about one captured graph. `piece` is set if it trains."""
+
+    piece: Piece | None = None
+    orders: OrdersBySize
+    sums: SumWatch
+
+    def __init__(
+        self,
+        gm: fx.GraphModule,
+        example_inputs: Sequence[Any],
+        decide: Decide,
+        watch: Watch,
+    ) -> None:
+        self.kinds, self.names = _roles(gm, example_inputs)
+        self.inputs = example_inputs
+        self.tracer = Tracer(gm, example_inputs)
+        self.decide, self.watch = decide, watch
 
     def partition(
+        self,
         joint: fx.GraphModule,
         joint_inputs: Any,
         *,
@@ -206,6 +269,7 @@ def _compile(
         static_lifetime_input_indices: Any = None,
         **new: Any,
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """The forward and the backward graph, as they were decided on."""
         del joint_inputs, static_lifetime_input_indices
         if new:
             raise UnsupportedTorchError(
@@ -214,166 +278,136 @@ def _compile(
             )
         # Tracing runs under fake tensors; what follows computes with real ones.
         with _disable_current_modes(), torch.no_grad():
-            compute_as_eager(joint)
-        piece = read_piece(
+            self.as_planned(joint)
+        self.watch.graphs += 1
+        orders = self.orders = OrdersBySize(
             joint,
-            num_fwd_outputs,
-            kinds=kinds,
-            names=names,
-            absent=watch.expected_absent,
+            lambda: self.read(joint, num_fwd_outputs),
+            self.decided,
+            lambda halves, backward: OtherBackwards(
+                joint,
+                num_fwd_outputs,
+                halves.saved,
+                self.tracer,
+                backward,
+                self.as_planned,
+            ),
+            self.watch.generation,
         )
-        pieces.append(piece)
-        watch.graphs += 1
-        # To decide, ops may be timed.
-        with _disable_current_modes(), torch.no_grad():
-            forward, backward = decide(piece)
-        # Another backward may need any input; those that change are not theirs again.
-        inputs = [
-            node.name
-            for place, node in enumerate(piece.primals)
-            if piece.absent_tangents and place not in piece.mutated_inputs
-        ]
-        halves = split(piece, forward, backward, also_save=inputs)
-        saved = set(halves.saved)
-        piece.kept_bytes = sum(
-            storage.nbytes
-            for number, storage in enumerate(piece.storages)
-            if not storage.resident and saved_name(piece, number) in saved
-        )
-        others.append(
-            OtherBackwards(joint, num_fwd_outputs, halves.saved, tracer, backward)
-        )
-        sums.append(SumWatch(piece, names, watch.told))
+        halves = orders.first.halves
+        piece = self.piece = orders.piece
+        self.sums = SumWatch(piece, self.names, self.watch.told)
+        with_symbols(halves.forward.graph)
+        with_symbols(halves.backward.graph)
         return halves.forward, halves.backward
 
-    def forward_compiler(module: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
-        del inputs
-        run = boxed(module)
+    def decided(self, piece: Piece) -> Orders:
+        """What is decided for a piece, with no one watching."""
+        self.watch.stop_observing()
+        return self.decide(piece)
 
-        def forward(args: list[Any]) -> Any:
-            with torch._C._DisableAutocast():
-                return watch.run(pieces[0], "forward", args, run)
+    def as_planned(self, joint: fx.GraphModule) -> None:
+        """Bring a joint graph into the form that is planned and run."""
+        compute_as_eager(joint)
+        if self.watch.updates is not None:
+            self.watch.updates.insert(joint, self.inputs)
 
-        forward._boxed_call = True  # type: ignore[attr-defined]
-        return forward
+    def read(self, joint: fx.GraphModule, num_forward_outputs: int) -> Piece:
+        """The piece of a joint graph, without the gradients that will not arrive.
 
-    def backward_compiler(module: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
-        del inputs
-        run = boxed(module)
-
-        def backward(args: list[Any]) -> Any:
-            piece = pieces[0]
-            absent = _absent(piece, args)
-            arrival = _arrival(piece, args)
-            if arrival != AS_OUTPUTS and not tracer.can_trace:
-                _copy_as_expected(piece, args, watch.told)
-                arrival = AS_OUTPUTS
-            chosen = run
-            if absent != piece.absent_tangents:
-                watch.surprises += 1
-                watch.seen_absent = absent
-            if absent != piece.absent_tangents or arrival != AS_OUTPUTS:
-                chosen = others[0].find(absent, arrival, piece, args)
-            with torch._C._DisableAutocast():
-                gradients = watch.run(piece, "backward", args, chosen)
-            sums[0].note(gradients)
-            return gradients
-
-        backward._boxed_call = True  # type: ignore[attr-defined]
-        return backward
-
-    def inference_compiler(module: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
-        del inputs
-        watch.unplanned += 1
-        run = boxed(module)
-
-        def inference(args: list[Any]) -> Any:
-            with torch._C._DisableAutocast():
-                return run(args)
-
-        inference._boxed_call = True  # type: ignore[attr-defined]
-        return inference
-
-    tracer = Tracer(gm, example_inputs)
-    with tracing_as_eager():
-        run_compiled = aot_autograd(
-            fw_compiler=forward_compiler,
-            bw_compiler=backward_compiler,
-            inference_compiler=inference_compiler,
-            partition_fn=partition,
-        )(gm, list(example_inputs))
-
-    is_first = True
-
-    def call(*args: Any) -> Any:
-        nonlocal is_first
-        if is_first and sums:
-            sums[0].start(args)
-        is_first = False
-        outputs = run_compiled(*args)
-        if pieces:
-            watch.hold(pieces[0], outputs)
-            if len(pieces[0].tangents) > 1:
-                _leave_missing_gradients_out(outputs)
-        return outputs
-
-    return call
-
-
-def read_piece(
-    joint: fx.GraphModule,
-    num_forward_outputs: int,
-    *,
-    kinds: dict[int, Kind] | None = None,
-    names: dict[int, str] | None = None,
-    absent: frozenset[int] | None = None,
-) -> Piece:
-    """The piece of a joint graph, without the gradients that will not arrive.
-
-    Which these are is guessed where it is not given.
-    """
-    absent = guess_absent(joint) if absent is None else absent
-    reduced = without_tangents(joint, absent) if absent else None
-    return read_joint(
-        reduced if reduced is not None else joint,
-        num_forward_outputs=num_forward_outputs,
-        kinds=kinds,
-        names=names,
-        absent_tangents=absent if reduced is not None else frozenset(),
-    )
-
-
-def _absent(piece: Piece, args: list[Any]) -> frozenset[int]:
-    """Places of the gradients that did not come."""
-    tangents = args[len(args) - len(piece.tangents) :]
-    return frozenset(place for place, value in enumerate(tangents) if value is None)
-
-
-def _arrival(piece: Piece, args: list[Any]) -> Arrival:
-    """How the gradients came; in a dry run, as they were expected."""
-    first = len(args) - len(piece.tangents)
-    args[first:] = as_expected(piece.tangents, args[first:])
-    return arrival_of(piece.tangents, args[first:])
-
-
-def _copy_as_expected(piece: Piece, args: list[Any], told: set[str]) -> None:
-    """Bring gradients into the layout that was captured, and say it once."""
-    first = len(args) - len(piece.tangents)
-    args[first:] = copied_as_expected(piece.tangents, args[first:])
-    if "layout" not in told:
-        told.add("layout")
-        warn(
-            "lowtide: a gradient arrives in another layout than its output has, at a "
-            "graph with Python numbers among its inputs, and is copied. Sums over it "
-            "may differ from eager's in the last bit. Pass the numbers as tensors."
+        Which these are is guessed until a backward has shown it.
+        """
+        absent = self.watch.expected_absent
+        absent = guess_absent(joint) if absent is None else absent
+        reduced = without_tangents(joint, absent) if absent else joint
+        if reduced is None:
+            reduced, absent = joint, frozenset[int]()
+        return read_joint(
+            reduced,
+            num_forward_outputs=num_forward_outputs,
+            kinds=self.kinds,
+            names=self.names,
+            absent_tangents=absent,
         )
 
+    def compile_forward(self, module: fx.GraphModule, _: Any) -> Callable[..., Any]:
+        """The planned forward."""
+        piece, orders = self.trained, self.orders
+        orders.first.forward = callable_of(module)
 
-def _leave_missing_gradients_out(outputs: Any) -> None:
-    """Tell autograd to pass on missing gradients instead of filling in zeros."""
-    node = compiled_node(outputs)
-    if node is not None:
-        node.set_materialize_grads(False)
+        def forward(args: list[Any]) -> Any:
+            way = orders.for_forward(args, self.watch.generation)
+            piece.kept_bytes = way.kept_bytes
+            outputs = self.watch.run(piece, "forward", args, way.variant.forward)
+            return orders.marked(way, outputs)
+
+        return _boxed(forward)
+
+    def compile_backward(self, module: fx.GraphModule, _: Any) -> Callable[..., Any]:
+        """The planned backward, or another one if gradients arrive otherwise."""
+        piece, orders = self.trained, self.orders
+        orders.first.backward = callable_of(module)
+
+        def backward(args: list[Any]) -> Any:
+            way = orders.for_backward(args)
+            run = way.variant.backward
+            if self.watch.observation is not None:
+                self.watch.observation.turn(args[len(args) - len(piece.tangents) :])
+            absent, arrival = self.receive(way.tangents, args)
+            if absent != piece.absent_tangents:
+                self.watch.surprises += 1
+                self.watch.seen_absent = absent
+            if absent != piece.absent_tangents or arrival != AS_OUTPUTS:
+                variant, values = way.variant, way.values
+                run = variant.others.find(
+                    absent, arrival, variant.piece, way.tangents, values
+                )
+            gradients = self.watch.run(piece, "backward", args, run)
+            self.sums.note(gradients)
+            return gradients
+
+        return _boxed(backward)
+
+    def compile_inference(self, module: fx.GraphModule, _: Any) -> Callable[..., Any]:
+        """A graph without a backward; there is nothing to plan in it."""
+        self.watch.unplanned += 1
+        return _boxed(callable_of(module))
+
+    @property
+    def trained(self) -> Piece:
+        assert self.piece is not None, "AOTAutograd partitions before it compiles"
+        return self.piece
+
+    def receive(
+        self, expected: Sequence[torch.Tensor], args: list[Any]
+    ) -> tuple[frozenset[int], Arrival]:
+        """Which gradients did not come, and how the others did, at the end of `args`.
+
+        In a dry run they come as expected. Where no other graph can be traced for them,
+        they are copied into the layout that was captured, and that is said once.
+        """
+        first = len(args) - len(expected)
+        absent = frozenset(p for p, v in enumerate(args[first:]) if v is None)
+        args[first:] = as_expected(expected, args[first:])
+        arrival = arrival_of(expected, args[first:])
+        if arrival == AS_OUTPUTS or self.tracer.can_trace:
+            return absent, arrival
+        args[first:] = copied_as_expected(expected, args[first:])
+        if "layout" not in self.watch.told:
+            self.watch.told.add("layout")
+            warn(
+                "lowtide: a gradient arrives in another layout than its output has, at "
+                "a graph with Python numbers among its inputs, and is copied. Sums "
+                "over it may differ from eager's in the last bit. Pass the numbers as "
+                "tensors."
+            )
+        return absent, AS_OUTPUTS
+
+
+def _boxed(run: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+    """The function, marked as one that is called with a list it may empty."""
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
 
 
 _SOURCE_PART = re.compile(r"_(?:modules|parameters|buffers)\['([^']+)'\]")
@@ -386,11 +420,9 @@ def _roles(
     kinds: dict[int, Kind] = {}
     names: dict[int, str] = {}
     for place, node in enumerate(gm.graph.find_nodes(op="placeholder")):
-        source = getattr(node, "_dynamo_source", None)
-        text = getattr(source, "name", "")
+        text = getattr(getattr(node, "_dynamo_source", None), "name", "")
         text = str(text() if callable(text) else text)
-        value = example_inputs[place] if place < len(example_inputs) else None
-        if isinstance(value, torch.nn.Parameter):
+        if isinstance(example_inputs[place], torch.nn.Parameter):
             kinds[place] = "parameter"
         elif "_buffers[" in text:
             kinds[place] = "buffer"

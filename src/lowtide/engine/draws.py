@@ -69,13 +69,9 @@ def _with_generator(target: Any) -> Callable[..., Any] | None:
     names = _argument_names(target)
     if "generator" in names:
         return target
-    packet = getattr(getattr(torch.ops, target.namespace), target._opname)
-    for overload in packet.overloads():
-        found = getattr(packet, overload)
-        theirs = _argument_names(found)
-        if theirs - {"generator"} == names and "generator" in theirs:
-            return found
-    return None
+    packet = target.overloadpacket
+    forms = (getattr(packet, overload) for overload in packet.overloads())
+    return next((f for f in forms if _argument_names(f) == {*names, "generator"}), None)
 
 
 def _argument_names(op: Any) -> set[str]:
@@ -88,9 +84,19 @@ def _native_dropout(
     """What `native_dropout` computes on the CPU, from a given generator."""
     if train is False or tensor.numel() == 0:
         return tensor.clone(), torch.ones_like(tensor, dtype=torch.bool)
-    keep = 1.0 - p
     mask = torch.empty_like(tensor, dtype=torch.bool)
-    mask.bernoulli_(keep, generator=generator)
-    # The scale is a number of the tensor's type, and so is rounded to it.
-    scale = torch.tensor(1.0 / keep if keep else 0.0, dtype=tensor.dtype).item()
-    return tensor.mul(mask).mul_(scale), mask
+    mask.bernoulli_(1.0 - p, generator=generator)
+    return drop_by_mask(tensor, mask, masking_scale(tensor, p)), mask
+
+
+def drop_by_mask(
+    tensor: torch.Tensor, mask: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """What dropout makes of a tensor once its mask is drawn."""
+    return tensor.mul(mask).mul_(scale)
+
+
+def masking_scale(tensor: torch.Tensor, p: float) -> float:
+    """What stays is multiplied by this: a number of the tensor's type, so rounded."""
+    keep = 1.0 - p
+    return torch.tensor(1.0 / keep if keep else 0.0, dtype=tensor.dtype).item()

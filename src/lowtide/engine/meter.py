@@ -9,23 +9,24 @@ at once. On CUDA the caching allocator's statistics are used (untested on a GPU 
 from __future__ import annotations
 
 import gc
-import json
 import os
 import pickle
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from statistics import median
+from typing import Any
 
 import torch
 from torch import nn
 
+from lowtide.engine.costs.ledger import LedgerTimeline, ledger
 from lowtide.engine.costs.machine import status_bytes
 from lowtide.step.plan import Plan
 
@@ -68,34 +69,18 @@ def clear_gradients(modules: list[nn.Module]) -> None:
         module.zero_grad(set_to_none=True)
 
 
-class Allocated(NamedTuple):
-    """What one step allocated. What only a ledger can tell is empty on a GPU."""
-
-    peak_bytes: int
-    resident_bytes: int
-    live_bytes: tuple[int, ...] = ()
-    activation_peak_bytes: int | None = None
-
-
-def allocated_peak(step: Step, modules: list[nn.Module], batch: Any) -> Allocated:
-    """Run one step and tell what it allocated."""
+def allocated_peak(step: Step, modules: list[nn.Module], batch: Any) -> LedgerTimeline:
+    """Run one step and tell what it allocated; on a GPU only the peak is known."""
     clear_gradients(modules)
     gc.collect()
-    if _on_cuda(modules):
-        torch.cuda.reset_peak_memory_stats()
-        resident = torch.cuda.memory_allocated()
-        step()
-        torch.cuda.synchronize()
-        return Allocated(torch.cuda.max_memory_allocated(), resident)
-    from lowtide.engine.costs.ledger import ledger
-
-    found = ledger(step, modules=modules, batch=batch)
-    return Allocated(
-        found.peak_bytes,
-        found.resident_bytes,
-        found.live_bytes,
-        found.activation_peak_bytes,
-    )
+    if not _on_cuda(modules):
+        return ledger(step, modules=modules, batch=batch)
+    torch.cuda.reset_peak_memory_stats()
+    resident = torch.cuda.memory_allocated()
+    step()
+    torch.cuda.synchronize()
+    peak = torch.cuda.max_memory_allocated()
+    return LedgerTimeline(peak, peak - resident, resident, ())
 
 
 def timed(
@@ -103,21 +88,34 @@ def timed(
 ) -> list[list[float]]:
     """Seconds of each step, the steps taking turns."""
     samples: list[list[float]] = [[] for _ in steps]
+    wait = torch.cuda.synchronize if _on_cuda(modules) else lambda: None
     for _ in range(repeats):
         for step, into in zip(steps, samples, strict=True):
             clear_gradients(modules)
-            _wait(modules)
+            wait()
             start = time.perf_counter()
             step()
-            _wait(modules)
+            wait()
             into.append(time.perf_counter() - start)
     clear_gradients(modules)
     return samples
 
 
-def median(values: list[float]) -> float:
-    """The middle of the values."""
-    return statistics.median(values)
+def measure_steps(
+    steps: list[Step], modules: list[nn.Module], batch: Any, repeats: int
+) -> Measurement:
+    """Peak and time of the first step, which takes turns with the last."""
+    found = allocated_peak(steps[0], modules, batch)
+    samples = timed(steps, modules, repeats)
+    return Measurement(
+        peak_bytes=found.peak_bytes,
+        rss_peak_bytes=0,
+        seconds=median(samples[0]),
+        samples=tuple(samples[0]),
+        baseline_seconds=median(samples[-1]),
+        resident_bytes=found.resident_bytes,
+        live_bytes=found.live_bytes,
+    )
 
 
 def rss_peak(step: Step, modules: list[nn.Module]) -> int:
@@ -163,7 +161,7 @@ def rss_peak_in_child(
         if plan is not None:
             plan.save(Path(folder) / "plan.json")
         result = subprocess.run(
-            [sys.executable, "-m", "lowtide.engine.meter_child", folder],
+            [sys.executable, "-m", "lowtide.engine.meter", folder],
             env={**os.environ, **MALLOC_ENVIRONMENT},
             capture_output=True,
             text=True,
@@ -171,20 +169,15 @@ def rss_peak_in_child(
         )
     if result.returncode != 0:
         return None
-    return int(json.loads(result.stdout.splitlines()[-1])["rss_peak_bytes"])
+    return int(result.stdout.splitlines()[-1])
 
 
 def _on_cuda(modules: list[nn.Module]) -> bool:
     return any(p.is_cuda for m in modules for p in m.parameters())
 
 
-def _wait(modules: list[nn.Module]) -> None:
-    if _on_cuda(modules):
-        torch.cuda.synchronize()
-
-
 @contextmanager
-def preserved(modules: list[nn.Module]):  # type: ignore[no-untyped-def]
+def preserved(modules: list[nn.Module]) -> Iterator[None]:
     """Put gradients, buffers and random numbers back afterwards.
 
     Gradients are out of reach meanwhile: a backward would add to them in place.
@@ -205,3 +198,25 @@ def preserved(modules: list[nn.Module]):  # type: ignore[no-untyped-def]
         torch.set_rng_state(state)
         if cuda is not None:
             torch.cuda.set_rng_state_all(cuda)
+
+
+def _measure_in_child(folder: str) -> None:
+    """In the fresh process: load the job, run one step to warm up, measure the next."""
+    from lowtide.engine.api import apply
+    from lowtide.engine.training import arguments_of, training_step
+    from lowtide.models._libraries import torchvision_models
+
+    # Unpickling imports what the model is made of; torchvision may need help with that.
+    if find_spec("torchvision") is not None:
+        torchvision_models()
+    model, batch, loss = torch.load(Path(folder) / "job.pt", weights_only=False)
+    path = Path(folder) / "plan.json"
+    if path.exists():
+        apply(model, Plan.load(path))
+    step = training_step(model, loss, arguments_of(batch))
+    step()
+    print(rss_peak(step, [model]))
+
+
+if __name__ == "__main__":
+    _measure_in_child(sys.argv[1])

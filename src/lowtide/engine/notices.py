@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lowtide.errors import LowtideError, LowtideWarning
 from lowtide.reporting.report import report
-from lowtide.step.format import format_bytes, format_percent
+from lowtide.step.format import format_bytes, format_percent, format_seconds
 from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan
 
@@ -19,12 +19,11 @@ log = logging.getLogger("lowtide.run")
 def announce(step: StepGraph, plan: Plan, seconds: float) -> None:
     """Log a new plan, and write a report where `LOWTIDE_REPORT` says."""
     log.info(
-        "plan: %s fits %s (peak %s, %s time) in %.1f s",
-        plan.planner,
-        format_bytes(plan.budget_bytes),
+        "lowtide: %s -> %s, %s time, planned in %s",
+        format_bytes(step.eager_peak_bytes),
         format_bytes(plan.peak_bytes),
         format_percent(plan.overhead, signed=True),
-        seconds,
+        format_seconds(seconds),
     )
     asked = os.environ.get("LOWTIDE_REPORT")
     if asked:

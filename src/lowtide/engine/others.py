@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -10,33 +11,45 @@ import torch
 from torch import fx
 from torch.fx.graph import _BoxedCodeGen
 
+from lowtide.engine.capture import recurrent
 from lowtide.engine.capture.arrival import Tracer
-from lowtide.engine.capture.eager import AS_OUTPUTS, Arrival, compute_as_eager
+from lowtide.engine.capture.eager import AS_OUTPUTS, Arrival
 from lowtide.engine.capture.joint import read_joint
 from lowtide.engine.capture.piece import Piece
 from lowtide.engine.capture.step import step_of
-from lowtide.engine.capture.zeros import without_tangents
+from lowtide.engine.capture.zeros import made_from, outputs_of, without_tangents
 from lowtide.engine.rewrite import backward_from, saved_name
-from lowtide.step.schedule import sequence_from_kept
+from lowtide.step.schedule import sequence_from_kept, settled
 
 
-def boxed(module: fx.GraphModule) -> Callable[..., Any]:
+def callable_of(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
     """The module as a function that takes a list and empties it."""
     module.graph.set_codegen(_BoxedCodeGen())
     module.recompile()
     forward = module.forward
 
     def run(args: list[Any]) -> Any:
-        return forward(args)
+        with surroundings_of(module):
+            return forward(args)
 
-    run._boxed_call = True  # type: ignore[attr-defined]
+    run.module = module  # type: ignore[attr-defined]
     return run
+
+
+@contextmanager
+def surroundings_of(module: fx.GraphModule) -> Iterator[None]:
+    """What holds while a graph runs: what autocast changes has been captured."""
+    nodes = module.graph.find_nodes(op="call_function", target=recurrent.LAYER)
+    workspaces = recurrent.with_workspaces() if nodes else nullcontext()
+    with torch._C._DisableAutocast(), workspaces:
+        yield
 
 
 class OtherBackwards:
     """Backwards for when gradients arrive otherwise than was planned for.
 
-    That is, for other outputs, in another layout, or under autocast. They start from
+    That is, for other outputs, in another layout, or under autocast. What is traced for
+    them is brought into the form of what was planned by `as_planned`. They start from
     what the planned forward saved. If they run the ops that were planned, they run them
     in that order; otherwise they make again what they need, so their gradients are
     right, but their peak is not planned.
@@ -49,34 +62,54 @@ class OtherBackwards:
         saved: Sequence[str],
         tracer: Tracer,
         planned: Sequence[int],
+        as_planned: Callable[[fx.GraphModule], None],
     ) -> None:
-        self.joints = {AS_OUTPUTS: joint}
+        self.planned_joint = joint
         self.num_forward_outputs = num_forward_outputs
         self.saved, self.tracer, self.planned = saved, tracer, planned
-        self.known: dict[tuple[frozenset[int], Arrival], Callable[..., Any]] = {}
+        self.as_planned = as_planned
+        self.joints: dict[Any, fx.GraphModule] = {}
+        self.known: dict[Any, Callable[..., Any]] = {}
 
     def find(
-        self, absent: frozenset[int], arrival: Arrival, piece: Piece, args: list[Any]
+        self,
+        absent: frozenset[int],
+        arrival: Arrival,
+        piece: Piece,
+        expected: Sequence[torch.Tensor],
+        values: tuple[int, ...],
     ) -> Callable[..., Any]:
-        """The backward for gradients that arrive like this."""
-        known = self.known.get((absent, arrival))
-        if known is not None:
-            return known
-        joint = self.joint(arrival)
+        """The backward for gradients that arrive like this.
+
+        Args:
+            absent: Places of the gradients that do not arrive.
+            arrival: How the others do.
+            piece: What was planned.
+            expected: The gradients that it was planned for, without their bytes.
+            values: Those of the symbols among the sizes.
+        """
+        key = absent, arrival, values
+        if key in self.known:
+            return self.known[key]
+        joint = self.joint(arrival, values)
         reduced = without_tangents(joint, absent) if absent else joint
         if reduced is None:
             # The zeros reach an op we know nothing of, so they must be there.
-            _fill_in_zeros(piece, args)
-            return self.find(frozenset(), arrival, piece, args)
-        self.known[absent, arrival] = self.build(reduced, absent, piece)
-        return self.known[absent, arrival]
+            whole = self.find(frozenset(), arrival, piece, expected, values)
+            run = _with_zeros(whole, expected, _untouched(joint, absent))
+        else:
+            run = self.build(reduced, absent, piece)
+        self.known[key] = run
+        return run
 
-    def joint(self, arrival: Arrival) -> fx.GraphModule:
-        if arrival not in self.joints:
-            traced = self.tracer.joint(arrival)
-            compute_as_eager(traced)
-            self.joints[arrival] = traced
-        return self.joints[arrival]
+    def joint(self, arrival: Arrival, values: tuple[int, ...]) -> fx.GraphModule:
+        if arrival == AS_OUTPUTS:
+            return self.planned_joint
+        if (arrival, values) not in self.joints:
+            traced = self.tracer.joint(arrival, values)
+            self.as_planned(traced)
+            self.joints[arrival, values] = traced
+        return self.joints[arrival, values]
 
     def build(
         self, joint: fx.GraphModule, absent: frozenset[int], planned: Piece
@@ -88,23 +121,49 @@ class OtherBackwards:
         )
         step = step_of(piece)
         if [op.name for op in step.ops] == [op.name for op in step_of(planned).ops]:
-            return boxed(backward_from(piece, self.planned, self.saved))
+            return callable_of(backward_from(piece, self.planned, self.saved))
         saved = set(self.saved)
         kept = [s for s in range(len(piece.storages)) if saved_name(piece, s) in saved]
         # An output that the forward did not save as well is out of reach.
         early = {s for op in step.ops[: step.turn] for s in op.writes}
         outputs = tuple(s for s in step.outputs if s in kept or s not in early)
         step = replace(step, outputs=outputs)
-        sequence = sequence_from_kept(step, kept)
+        sequence = settled(step, sequence_from_kept(step, kept))
         backward = sequence[sequence.index(step.turn) + 1 :]
-        return boxed(backward_from(piece, backward, self.saved))
+        return callable_of(backward_from(piece, backward, self.saved))
 
 
-def _fill_in_zeros(piece: Piece, args: list[Any]) -> None:
-    first = len(args) - len(piece.tangents)
-    for place, node in enumerate(piece.tangents):
-        if args[first + place] is None:
-            fake = node.meta["val"]
-            args[first + place] = torch.zeros(
-                fake.shape, dtype=fake.dtype, device=fake.device
-            )
+def _untouched(joint: fx.GraphModule, absent: frozenset[int]) -> list[bool]:
+    """For each of the graph's outputs, whether only absent gradients reach it.
+
+    Such a gradient is not zero but missing, and an optimizer tells the two apart.
+    """
+    placeholders = joint.graph.find_nodes(op="placeholder")
+    tangents = [n for n in placeholders if n.name.startswith("tangents")]
+    gone = {tangents[place] for place in absent}
+    found: list[bool] = []
+    for value in outputs_of(joint)[0]:
+        sources = made_from([value]).intersection(tangents)
+        found.append(bool(sources) and sources <= gone)
+    return found
+
+
+def _with_zeros(
+    run: Callable[..., Any],
+    expected: Sequence[torch.Tensor],
+    untouched: list[bool],
+) -> Callable[..., Any]:
+    """A backward that gets zeros for missing gradients, and passes on what misses."""
+
+    def backward(args: list[Any]) -> list[Any]:
+        first = len(args) - len(expected)
+        for place, fake in enumerate(expected):
+            if args[first + place] is None:
+                args[first + place] = torch.zeros(
+                    fake.shape, dtype=fake.dtype, device=fake.device
+                )
+        gradients = run(args)
+        skipped = untouched[len(untouched) - len(gradients) :]
+        return [None if s else g for s, g in zip(skipped, gradients, strict=True)]
+
+    return backward

@@ -7,25 +7,48 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from lowtide import planners
 from lowtide.engine.capture.piece import Piece
+from lowtide.engine.capture.shapes import ResizedError
 from lowtide.engine.capture.step import step_of
+from lowtide.engine.costs import optimizer_of
+from lowtide.engine.family import Family
 from lowtide.engine.notices import announce, warn
-from lowtide.engine.orders import Orders, orders_of
-from lowtide.engine.prepare import Unpriced, prepare, with_room_at_turn
-from lowtide.engine.shares import plans_by_share
+from lowtide.engine.outside import Outside
+from lowtide.engine.plans import kept_on_disk
+from lowtide.engine.prepare import (
+    Unpriced,
+    gradient_bytes,
+    prepare,
+    with_beside,
+    with_outside,
+    with_room_at_turn,
+)
+from lowtide.engine.rewrite import Orders, orders_of
+from lowtide.engine.shares import plans_by_share, with_updates
 from lowtide.engine.trace import look
-from lowtide.engine.training import default_loss
+from lowtide.engine.training import Inputs, default_loss
 from lowtide.engine.watch import Watch
-from lowtide.errors import BudgetTooSmallError, CaptureError, PlanMismatchError
+from lowtide.errors import (
+    BudgetTooSmallError,
+    CaptureError,
+    LowtideError,
+    PlanMismatchError,
+)
+from lowtide.step.format import format_bytes
 from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan
+from lowtide.step.schedule import (
+    make_plan,
+)
 from lowtide.step.units import to_bytes
+
+T = TypeVar("T")
 
 log = logging.getLogger("lowtide.run")
 
@@ -43,14 +66,19 @@ class Settings:
     optimizer: torch.optim.Optimizer | None = None
     time_limit: float = 10.0
     cache: bool = True
+    updates_in_backward: bool = False
     verify_every: int = 0
 
 
 @dataclass(eq=False)
 class Route:
-    """How calls with one kind of input run: compiled, or as they are."""
+    """How calls with one kind of input run: compiled, or as they are.
+
+    `kind` is the last that ran this way; its sizes may change.
+    """
 
     run: Callable[..., Any] | None = None
+    kind: Any = None
     is_whole: bool = True
     num_plans: int = 0
     most_plans: int = MOST_PLANS
@@ -60,7 +88,12 @@ class Planning:
     """Decides for each graph that arrives, and remembers the plans it made.
 
     `name` is what messages call it, `route` that of the present call, and
-    `forwards_before` how many forwards had run when the call began.
+    `forwards_before` how many forwards had run when the call began. What earlier steps
+    have taught is in `outside` (what the code around a single graph needs),
+    `beside_bytes` (what a step took beyond its plan), `in_flight` (how many forwards
+    wait for their backwards together) and `foreseen` (the graphs of a step that could
+    not be seen before it ran, and how often each). `bare` is the step without what is
+    outside. The plans promise a peak of `promised_bytes` and may take `allowed_bytes`.
     """
 
     def __init__(
@@ -72,53 +105,213 @@ class Planning:
     ) -> None:
         self.name, self.asked = name, asked
         self.modules, self.watch = tuple(modules), watch
-        self.plans: list[Plan] = []
-        self.steps: list[StepGraph] = []
-        self.route = Route()
-        self.forwards_before = 0
+        self.outside: Outside | None = None
+        self.beside_bytes = 0
+        self.in_flight = 1
+        self.foreseen: list[tuple[Unpriced, int]] = []
+        self.counts_found_optimizer = True
+        self.least_bytes = 0
+        self.began = time.perf_counter()
+        self.start_anew()
 
     def start_anew(self) -> None:
-        """For a graph that arrives by itself, without a call around it."""
+        """Forget all plans; what comes next is a new call."""
+        self.plans: list[Plan] = []
+        self.steps: list[StepGraph] = []
+        self.bare: StepGraph | None = None
+        self.families: dict[int, Family] = {}
+        self.largest_bytes = 0
+        self.promised_bytes = self.allowed_bytes = 0
         self.route = Route()
         self.forwards_before = self.watch.forwards
-        self.plans.clear()
-        self.steps.clear()
+
+    @property
+    def family(self) -> Family:
+        """The plans of steps that begin with as many bytes of gradients."""
+        return self.families.setdefault(gradient_bytes(self.modules), Family())
+
+    @property
+    def has_run(self) -> bool:
+        """Whether a planned graph has run in the present call."""
+        return self.watch.forwards > self.forwards_before
 
     def decide_alone(self, piece: Piece) -> Orders:
         """The order of a piece that is the whole step."""
         if isinstance(self.asked, Plan):
             return orders_of(self.asked, piece)
-        return orders_of(self.plan(self.step_of_piece(piece)), piece)
+        known = self.from_family(piece)
+        if known is not None:
+            return orders_of(known, piece)
+        plan = self.within_budget(lambda: self.plan_alone(piece))
+        self.family.add(step_of(piece), self.steps[-1], plan)
+        return orders_of(plan, piece)
+
+    def from_family(self, piece: Piece) -> Plan | None:
+        """A plan made for other sizes that serves these, without a search."""
+        assert isinstance(self.asked, Settings)
+        bare = step_of(piece)
+        found = self.family.resized(bare) if self.in_flight == 1 else None
+        if found is None:
+            return None
+        step, member = found
+        limit = self.limit_of(step)
+        plan = self.family.fastest(step, bare, limit)
+        while plan is not None and self.family.add_rung(
+            plan, member, limit, lambda step, limit: self.search(step, limit, 1 / 4)
+        ):
+            plan = self.family.fastest(step, bare, limit)
+        if plan is not None and not piece.is_resized:
+            self.count_graph()
+            self.remember(step, plan)
+        return plan
+
+    def limit_of(self, step: StepGraph) -> int:
+        """The budget in bytes. A share is one of the largest sizes seen."""
+        assert isinstance(self.asked, Settings)
+        self.largest_bytes = max(self.largest_bytes, step.eager_peak_bytes)
+        asked = to_bytes(self.asked.budget, baseline_bytes=self.largest_bytes)
+        return max(asked, self.least_bytes)
+
+    def plan_alone(self, piece: Piece) -> Plan:
+        """The plan of a piece that is the whole step.
+
+        Until the code outside has been seen, it is taken to need three times the bytes
+        of the outputs it starts from: what a loss saves and what it is computing. That
+        is a guess, and no reason to refuse a budget: what fits without it is run at
+        the lowest peak, and planned again when the code outside has been seen.
+        """
+        assert isinstance(self.asked, Settings)
+        if self.in_flight > 1:
+            return self.plan_shares([piece], [self.in_flight])[0]
+        step = self.bare = self.prepared(piece)
+        if self.outside is not None:
+            return self.plan(with_outside(step, self.outside))
+        guessed = with_room_at_turn(step, _guessed_room(step, piece))
+        try:
+            return self.plan(guessed)
+        except BudgetTooSmallError as error:
+            limit = self.limit_of(guessed)
+            lowest = self.search(guessed, error.floor_bytes)
+            lowest = make_plan(step, lowest.schedule, planner=lowest.planner)
+            if lowest.peak_bytes > limit:
+                return self.plan(step, limit_bytes=limit)
+            return self.remember(step, lowest)
+
+    def within_budget(self, plan: Callable[[], T]) -> T:
+        """What this plans, if need be without what was only found beside the step."""
+        assert isinstance(self.asked, Settings)
+        try:
+            return plan()
+        except BudgetTooSmallError as error:
+            least = format_bytes(error.floor_bytes)
+            if self.outside is not None and self.is_share:
+                # The share was of a guess, and the first step has been trained.
+                warn(
+                    f"{self.name}: with the code outside, the lowest peak found for "
+                    f"this step is {least}, above {self.asked.budget} of what it needs "
+                    "without lowtide. It is run at that peak."
+                )
+                self.least_bytes = error.floor_bytes
+                try:
+                    return plan()
+                finally:
+                    self.least_bytes = 0
+            if self.beside_bytes:
+                self.beside_bytes = 0
+                warn(
+                    f"{self.name}: code outside the planned graphs needs more than "
+                    f"the budget leaves: the whole step takes at least {least}. The "
+                    "planned graphs keep to the budget, the step as a whole does not. "
+                    "Optimize the function that computes the loss, so that more of it "
+                    "is planned."
+                )
+            elif self.plans:
+                warn(
+                    f"{self.name}: inputs larger than those before need at least "
+                    f"{least}, above the budget. They run at that peak."
+                )
+                self.least_bytes = error.floor_bytes
+            elif self.has_found_optimizer:
+                self.counts_found_optimizer = False
+                warn(
+                    f"{self.name}: the budget leaves no room for the optimizer: with "
+                    f"its state and its update this step needs {least}. They are left "
+                    "out of the budget. Pass optimizer= to have them counted always."
+                )
+            else:
+                raise
+            return self.within_budget(plan)
+
+    def should_plan_again(self, outside: Outside) -> bool:
+        """Whether what was seen outside calls for another plan; it is kept in mind.
+
+        It does if the budget would not be kept, or could be kept in less time.
+        """
+        assert isinstance(self.asked, Settings)
+        self.outside = outside
+        if self.bare is None:
+            return False
+        plan = self.plans[-1]
+        step = with_outside(self.bare, outside)
+        limit = to_bytes(self.asked.budget, baseline_bytes=step.eager_peak_bytes)
+        peak = make_plan(step, plan.schedule, planner=plan.planner).peak_bytes
+        return peak > limit or (plan.overhead > 0.001 and peak < 0.98 * limit)
 
     def decide_together(
-        self,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, function: Callable[..., Any], inputs: Inputs
     ) -> Callable[[Piece], Orders]:
         """How to run each of several pieces under one budget."""
         if isinstance(self.asked, Plan):
             return self.decide_by(self.asked)
+        if self.foreseen:
+            return self.decide_by(*self.plan_foreseen())
         try:
-            seen = look(function, args, kwargs, modules=self.modules, loss=default_loss)
-        except CaptureError as error:
+            seen = look(function, inputs, modules=self.modules, loss=default_loss)
+        except Exception as error:
+            if isinstance(error, LowtideError) and not isinstance(error, CaptureError):
+                raise
             # No loss was found in what the model returns, or its code looks at values.
-            # Then each graph is planned when it arrives, against what is held by then.
-            log.info("no dry run: %s", error)
+            # Then each graph is planned when it arrives, against what is held by then,
+            # and all of them together after the first step.
+            log.info("no dry run: %r", error)
+            self.watch.visits = {}
             return self.decide_next
         if seen.whole is not None:
-            return self.decide_by(self.plan(self.prepared(seen.whole)))
-        steps = [self.prepared(piece) for piece in seen.pieces]
-        plans = plans_by_share(
-            steps,
-            seen.visits,
-            budget=self.asked.budget,
-            planner=self.asked.planner,
-            time_limit=self.asked.time_limit,
+            whole = seen.whole
+            return self.decide_by(
+                self.within_budget(lambda: self.plan(self.prepared(whole)))
+            )
+        return self.decide_by(
+            *self.within_budget(lambda: self.plan_shares(seen.pieces, seen.visits))
         )
-        self.plans += plans
-        self.steps += steps
-        return self.decide_by(*plans)
+
+    def plan_foreseen(self) -> list[Plan]:
+        """Plans for the graphs of the first step, which has been trained by now."""
+        pieces, visits = zip(*self.foreseen, strict=True)
+        try:
+            return self.within_budget(lambda: self.plan_shares(pieces, visits))
+        except BudgetTooSmallError as error:
+            warn(f"{self.name}: {error} The step is run at that peak.")
+            return self.plan_shares(pieces, visits, budget=error.floor_bytes)
+
+    def plan_shares(
+        self,
+        pieces: Sequence[Piece | Unpriced],
+        visits: Sequence[int],
+        budget: Any = None,
+    ) -> list[Plan]:
+        """A plan for each of several graphs that run so many times in a step."""
+        assert isinstance(self.asked, Settings)
+        steps = [self.prepared(piece) for piece in pieces]
+        plans, peak_bytes, budget_bytes = plans_by_share(
+            steps,
+            visits,
+            self.asked.budget if budget is None else budget,
+            lambda step, limit: self.search(step, limit, 1 / 8 / len(steps)),
+        )
+        plans = [self.remember(*each) for each in zip(steps, plans, strict=True)]
+        self.promised_bytes, self.allowed_bytes = peak_bytes, budget_bytes
+        return plans
 
     def decide_by(self, *plans: Plan) -> Callable[[Piece], Orders]:
         """How these plans run each piece as it arrives; equal ones arrive in order."""
@@ -146,42 +339,48 @@ class Planning:
         backwards. What comes after it is not known yet. If something has run already,
         a piece that does not fit gets its lowest plan instead of an error.
         """
+        return orders_of(self.within_budget(lambda: self.plan_next(piece)), piece)
+
+    def plan_next(self, piece: Piece) -> Plan:
+        """The plan of a piece in what is left of the budget when it arrives."""
         assert isinstance(self.asked, Settings)
-        step = self.step_of_piece(piece)
+        step = self.prepared(piece)
+        step = with_room_at_turn(step, _guessed_room(step, piece))
         held = self.watch.held_bytes
-        budget_bytes = to_bytes(
-            self.asked.budget, baseline_bytes=step.eager_peak_bytes + held
-        )
+        unplanned = step.eager_peak_bytes + held
+        budget_bytes = to_bytes(self.asked.budget, baseline_bytes=unplanned)
         try:
-            plan = self.plan(step, limit_bytes=max(0, budget_bytes - held))
+            return self.plan(step, limit_bytes=max(0, budget_bytes - held))
         except BudgetTooSmallError as error:
-            least = BudgetTooSmallError(
-                budget_bytes, error.floor_bytes + held, error.blame
-            )
-            if self.watch.forwards == self.forwards_before:
+            floor = error.floor_bytes + held
+            least = BudgetTooSmallError(budget_bytes, floor, error.blame)
+            if not self.has_run:
                 raise least from None
             warn(f"{self.name}: {least}")
-            plan = self.plan(step, limit_bytes=error.floor_bytes)
-        return orders_of(plan, piece)
+            return self.plan(step, limit_bytes=error.floor_bytes)
 
-    def step_of_piece(self, piece: Piece) -> StepGraph:
-        """The step of one piece, with room at its turn for a loss outside.
-
-        Until it has been seen, a loss is taken to need three times the bytes of the
-        outputs it is computed from: what it saves and what it is computing.
-        """
-        large = [
-            s
-            for place, node in enumerate(piece.tangents)
-            if place not in piece.absent_tangents
-            for s in piece.storage_of[node]
-            if piece.storages[s].nbytes > 64
-        ]
-        step = self.prepared(piece)
-        return with_room_at_turn(step, 3 * sum(step.sizes[s] for s in large))
-
-    def prepared(self, source: Piece | Unpriced) -> StepGraph:
+    @property
+    def is_share(self) -> bool:
+        """Whether the budget is a share of what the step needs without lowtide."""
         assert isinstance(self.asked, Settings)
+        return str(self.asked.budget).strip().endswith("%")
+
+    @property
+    def has_found_optimizer(self) -> bool:
+        """Whether an optimizer counts that nobody named."""
+        assert isinstance(self.asked, Settings)
+        return self.asked.optimizer is None and self.optimizer is not None
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        """The optimizer that was named, or else the one that has the parameters."""
+        assert isinstance(self.asked, Settings)
+        if self.asked.optimizer is not None or not self.counts_found_optimizer:
+            return self.asked.optimizer
+        return optimizer_of(self.modules)
+
+    def count_graph(self) -> None:
+        """Give up on a call whose graph changes without end."""
         self.route.num_plans += 1
         if self.route.num_plans > self.route.most_plans:
             raise CaptureError(
@@ -189,34 +388,65 @@ class Planning:
                 "inputs are of the same kind",
                 fix="Pass what changes as a tensor",
             )
-        return prepare(
+
+    def prepared(self, source: Piece | Unpriced) -> StepGraph:
+        assert isinstance(self.asked, Settings)
+        if isinstance(source, Piece) and source.is_resized:
+            raise ResizedError
+        self.count_graph()
+        bare = step_of(source) if isinstance(source, Piece) else source.step
+        limit = to_bytes(self.asked.budget, baseline_bytes=bare.eager_peak_bytes)
+        step = prepare(
             source,
             self.modules,
-            optimizer=self.asked.optimizer,
+            optimizer=self.optimizer,
             cache=self.asked.cache,
+            room_bytes=max(0, limit - bare.resident_bytes),
         )
+        return with_beside(step, self.beside_bytes) if self.beside_bytes else step
 
     def plan(self, step: StepGraph, *, limit_bytes: int | None = None) -> Plan:
         """The plan for a step within the budget, or this limit; it is remembered."""
         assert isinstance(self.asked, Settings)
         if limit_bytes is None:
-            limit_bytes = to_bytes(
-                self.asked.budget, baseline_bytes=step.eager_peak_bytes
-            )
-        started = time.perf_counter()
-        plan = planners.load(self.asked.planner).plan(
-            step, limit_bytes, time_limit=self.asked.time_limit
-        )
-        announce(step, plan, time.perf_counter() - started)
+            limit_bytes = self.limit_of(step)
+        return self.remember(step, self.search(step, limit_bytes))
+
+    def remember(self, step: StepGraph, plan: Plan) -> Plan:
+        """Tell of a plan that will run, and keep it."""
+        announce(step, plan, time.perf_counter() - self.began)
         self.plans.append(plan)
         self.steps.append(step)
+        self.promised_bytes = max(self.promised_bytes, plan.peak_bytes)
+        self.allowed_bytes = max(self.allowed_bytes, plan.budget_bytes or 0)
         return plan
 
+    def search(self, step: StepGraph, limit_bytes: int, share: float = 1.0) -> Plan:
+        """Ask the planner, for this share of the time it may take."""
+        assert isinstance(self.asked, Settings)
+        find = planners.load(self.asked.planner).plan
+        seconds = share * self.asked.time_limit
 
-def name_of(function: Any) -> str:
-    """What messages call the planned form of a function or model."""
-    owner = getattr(function, "__self__", None)
-    if isinstance(owner, nn.Module):
-        return f"lowtide.optimize({type(owner).__name__})"
-    name = getattr(function, "__qualname__", type(function).__name__)
-    return f"lowtide.optimize({name})"
+        def search() -> Plan:
+            if not any(op.spends for op in step.ops):
+                return find(step, limit_bytes, time_limit=seconds)
+            return with_updates(
+                step, limit_bytes, lambda *asked: find(*asked, time_limit=seconds)
+            )
+
+        if not self.asked.cache:
+            return search()
+        asked = (self.asked.planner, seconds)
+        return kept_on_disk(step, limit_bytes, asked, search)
+
+
+def _guessed_room(step: StepGraph, piece: Piece) -> int:
+    """Bytes that a loss outside may need: three times the outputs it starts from."""
+    large = [
+        s
+        for place, node in enumerate(piece.tangents)
+        if place not in piece.absent_tangents
+        for s in piece.storage_of[node]
+        if piece.storages[s].nbytes > 64
+    ]
+    return 3 * sum(step.sizes[s] for s in large)

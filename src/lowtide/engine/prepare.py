@@ -12,15 +12,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from lowtide.engine.capture.call import Call, calls_of
 from lowtide.engine.capture.piece import Piece
 from lowtide.engine.capture.record import Recording, compose
 from lowtide.engine.capture.step import piece_op, step_of
-from lowtide.engine.costs import costs, state_bytes, total_cost
-from lowtide.step.graph import Kind, StepGraph, Storage
+from lowtide.engine.costs import (
+    UpdateBytes,
+    costs,
+    find_device,
+    total_cost,
+    update_bytes,
+)
+from lowtide.engine.outside import Outside
+from lowtide.step.graph import Kind, Op, Region, StepGraph, Storage
 
 
 @dataclass(frozen=True)
@@ -35,11 +42,12 @@ def prepare(
     source: Piece | Unpriced,
     modules: Sequence[nn.Module],
     *,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: Optimizer | None = None,
     how: Any = "measure",
     device: str | None = None,
     cache: bool = True,
     progress: Any = None,
+    room_bytes: int | None = None,
 ) -> StepGraph:
     """The step as planners read it, with everything in memory and every op's cost.
 
@@ -47,30 +55,52 @@ def prepare(
         source: One captured graph, or a whole step that was seen in a dry run.
         modules: What else is resident: their parameters, buffers and gradients.
         optimizer: Whose state is resident too.
-        how: "measure" or "estimate", with `device`, as in `lowtide.profile`.
+        how: As in `lowtide.profile`.
         device: See there.
         cache: See there.
         progress: Called with the number of distinct ops priced, and of all.
+        room_bytes: How much measuring may take.
     """
-    found = unpriced(source) if isinstance(source, Piece) else source
-    step = _surrounded(found.step, modules, optimizer)
-    flat = [call for own in found.calls.values() for call in own]
-    prices = iter(costs(flat, how=how, device=device, cache=cache, progress=progress))
+    bare = unpriced(source) if isinstance(source, Piece) else source
+    step = _surrounded(bare.step, modules, optimizer)
+    calls = [call for own in bare.calls.values() for call in own]
+    pricing: Any = {"device": device, "cache": cache, "progress": progress}
+    prices = iter(costs(calls, how=how, room_bytes=room_bytes, **pricing))
     ops = list(step.ops)
-    for place, own in found.calls.items():
+    for place, own in bare.calls.items():
         cost = total_cost([next(prices) for _ in own])
         ops[place] = replace(
             ops[place],
             seconds=cost.seconds,
             spread=cost.spread,
-            scratch_bytes=cost.scratch_bytes,
+            scratch_bytes=ops[place].scratch_bytes + cost.scratch_bytes,
         )
     facts = {**step.facts, "how": how, "costs_of": device or ""}
-    return replace(step, ops=tuple(ops), facts=facts)
+    priced = replace(step, ops=tuple(ops), facts=facts)
+    return _on_device(priced, device) if how == "estimate" and device else priced
+
+
+def _on_device(step: StepGraph, device: str) -> StepGraph:
+    """The step with the sizes that another device's allocator hands out.
+
+    What else would be different there is not known here, and said.
+    """
+    unit = find_device(device).alignment_bytes
+    if unit == step.alignment_bytes:
+        return step
+    note = (
+        f"Times are estimated for {device}; the graph is the one captured for "
+        f"{step.device}. Sizes are rounded to {unit} bytes as the device's allocator "
+        f"does. Assumed: the same kernels as on {step.device}, attention included, and "
+        "no workspace of convolutions."
+    )
+    return replace(step, alignment_bytes=unit, notes=(*step.notes, note))
 
 
 def unpriced(source: Piece | Recording, *, name: str = "step") -> Unpriced:
     """The step of one graph, or of all graphs of a recorded step."""
+    if isinstance(source, Piece) and source.calls:
+        return Unpriced(step_of(source), source.calls)
     if isinstance(source, Piece):
         pieces, step = [source], step_of(source)
     else:
@@ -78,7 +108,7 @@ def unpriced(source: Piece | Recording, *, name: str = "step") -> Unpriced:
     calls = {
         op.id: calls_of(piece_op(pieces[op.piece], _own_number(step, op.id)))
         for op in step.ops
-        if op.piece >= 0 and op.opens < 0
+        if op.piece >= 0 and op.opens < 0 and not op.spends
     }
     return Unpriced(step, calls)
 
@@ -96,27 +126,51 @@ def _own_number(step: StepGraph, number: int) -> int:
 def with_room_at_turn(step: StepGraph, nbytes: int) -> StepGraph:
     """The step with more bytes needed while what is outside runs, at its turn."""
     turn = step.ops[step.turn]
-    turn = replace(turn, scratch_bytes=turn.scratch_bytes + nbytes)
-    return replace(step, ops=(*step.ops[: turn.id], turn, *step.ops[turn.id + 1 :]))
+    return _with_op(step, replace(turn, scratch_bytes=turn.scratch_bytes + nbytes))
+
+
+def _with_op(step: StepGraph, op: Op) -> StepGraph:
+    return replace(step, ops=(*step.ops[: op.id], op, *step.ops[op.id + 1 :]))
+
+
+def with_outside(step: StepGraph, outside: Outside) -> StepGraph:
+    """The step with what the code outside its graphs was seen to need."""
+    outside = outside.at(
+        sum(step.storages[s].nbytes for s in step.ops[step.turn].writes)
+    )
+    step = with_room_at_turn(step, max(0, outside.room_bytes - outside.held_bytes))
+    if not outside.held_bytes:
+        return step
+    return _with_held(step, "kept by code outside", outside.held_bytes)
+
+
+def with_beside(step: StepGraph, nbytes: int) -> StepGraph:
+    """The step with so many bytes more in memory all along."""
+    more = Storage(len(step.storages), "beside the planned graphs", nbytes)
+    more = replace(more, kind="temporary", resident=True)
+    return replace(step, storages=(*step.storages, more))
+
+
+def _with_held(step: StepGraph, name: str, nbytes: int) -> StepGraph:
+    """The step with bytes that appear at its turn and stay to the end."""
+    turn, place = step.ops[step.turn], len(step.storages)
+    step = _with_op(step, replace(turn, writes=(*turn.writes, place)))
+    held = Storage(place, name, nbytes, kind="temporary")
+    return replace(
+        step, storages=(*step.storages, held), outputs=(*step.outputs, place)
+    )
 
 
 def _surrounded(
-    step: StepGraph,
-    modules: Sequence[nn.Module],
-    optimizer: torch.optim.Optimizer | None,
+    step: StepGraph, modules: Sequence[nn.Module], optimizer: Optimizer | None
 ) -> StepGraph:
     """The step with what else stays in memory: other parameters, optimizer state."""
     here = sum(s.nbytes for s in step.storages if s.kind in ("parameter", "buffer"))
-    gradients = sum(
-        p.grad.untyped_storage().nbytes()
-        for m in modules
-        for p in m.parameters()
-        if p.grad is not None
-    )
+    update = UpdateBytes(0, 0) if optimizer is None else update_bytes(optimizer)
     around: tuple[tuple[str, Kind, int], ...] = (
         ("parameters and buffers elsewhere", "parameter", _bytes_of(modules) - here),
-        ("optimizer state", "optimizer_state", state_bytes(optimizer)),
-        ("gradients from before", "gradient", gradients),
+        ("optimizer state", "optimizer_state", update.state),
+        ("gradients from before", "gradient", gradient_bytes(modules)),
     )
     storages = list(step.storages)
     for name, kind, nbytes in around:
@@ -124,7 +178,29 @@ def _surrounded(
             storages.append(
                 Storage(len(storages), name, nbytes, kind=kind, resident=True)
             )
-    return _with_outside_loss(replace(step, storages=tuple(storages)))
+    step = _with_outside_loss(replace(step, storages=tuple(storages)))
+    if not update.temporaries or any(op.spends for op in step.ops):
+        return step
+    return _with_update(step, update.temporaries)
+
+
+def _with_update(step: StepGraph, nbytes: int) -> StepGraph:
+    """The step with the optimizer's update at its end, as one op that needs so much."""
+    update = Op(
+        id=len(step.ops),
+        name="optimizer update",
+        target="lowtide::update",
+        reads=(),
+        writes=(),
+        scratch_bytes=nbytes,
+        phase="optimizer",
+        piece=-1,
+        once="is the optimizer's update",
+        opens=len(step.regions),
+        module="(optimizer)",
+    )
+    regions = (*step.regions, Region(-1, "optimizer"))
+    return replace(step, ops=(*step.ops, update), regions=regions)
 
 
 def _with_outside_loss(step: StepGraph) -> StepGraph:
@@ -133,23 +209,21 @@ def _with_outside_loss(step: StepGraph) -> StepGraph:
     turn = step.ops[step.turn]
     if step.turn < 0 or all(step.sizes[s] <= unit for s in turn.writes):
         return step
-    loss = Storage(len(step.storages), "loss and its gradient", 2 * unit)
-    turn = replace(turn, writes=(*turn.writes, loss.id))
-    return replace(
-        step,
-        storages=(*step.storages, replace(loss, kind="temporary")),
-        ops=(*step.ops[: turn.id], turn, *step.ops[turn.id + 1 :]),
-        outputs=(*step.outputs, loss.id),
-    )
+    return _with_held(step, "loss and its gradient", 2 * unit)
+
+
+def gradient_bytes(modules: Sequence[nn.Module]) -> int:
+    """Bytes of the gradients that are there before the step."""
+    gradients = (p.grad for m in modules for p in m.parameters())
+    return sum(g.untyped_storage().nbytes() for g in gradients if g is not None)
 
 
 def _bytes_of(modules: Sequence[nn.Module]) -> int:
     """Bytes of the modules' parameters and buffers, shared ones once."""
-    storages: dict[int, int] = {}
-    for module in modules:
-        for value in (*module.parameters(), *module.buffers()):
-            if isinstance(value, nn.UninitializedParameter | nn.UninitializedBuffer):
-                continue
-            storage = value.untyped_storage()
-            storages[storage._cdata] = storage.nbytes()
-    return sum(storages.values())
+    storages = [
+        value.untyped_storage()
+        for module in modules
+        for value in (*module.parameters(), *module.buffers())
+        if not isinstance(value, nn.UninitializedParameter | nn.UninitializedBuffer)
+    ]
+    return sum({s._cdata: s.nbytes() for s in storages}.values())

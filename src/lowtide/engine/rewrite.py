@@ -15,18 +15,80 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import fx
 
-from lowtide.engine.capture.fold import Follower
-from lowtide.engine.capture.piece import NUMBERS, Piece, PieceOp, tensors_of
-from lowtide.engine.capture.step import piece_op
-from lowtide.engine.draws import draw, draw_again, generator_state
-from lowtide.errors import CaptureError
+from lowtide.engine.capture.piece import (
+    NUMBERS,
+    Follower,
+    Piece,
+    PieceOp,
+    tensors_of,
+)
+from lowtide.engine.capture.step import piece_op, step_of
+from lowtide.engine.draws import (
+    draw,
+    draw_again,
+    drop_by_mask,
+    generator_state,
+    masking_scale,
+)
+from lowtide.errors import CaptureError, PlanMismatchError
+from lowtide.step.plan import Plan
+from lowtide.step.schedule import with_frees
+from lowtide.step.simulate import simulate
 
 aten = torch.ops.aten
+
+
+class Orders(NamedTuple):
+    """Numbers of a piece's ops (as in `step_of`) in the order in which they run."""
+
+    forward: Sequence[int]
+    backward: Sequence[int]
+
+
+def keep_everything(piece: Piece) -> Orders:
+    """The order of the unplanned step."""
+    step = step_of(piece)
+    turn = step.baseline.index(step.turn)
+    return Orders(step.baseline[:turn], step.baseline[turn + 1 :])
+
+
+def orders_of(plan: Plan, piece: Piece, place: int = 0) -> Orders:
+    """What a plan says about one piece.
+
+    Of several pieces with the same fingerprint, `place` says which one it is. An op of
+    the backward may run before the turn if nothing that it reads comes from outside; it
+    then belongs to the forward.
+
+    Raises:
+        PlanMismatchError: the plan was made for other graphs.
+        InvalidScheduleError: the plan would run this graph wrongly. Plans are files, so
+            nothing is believed that the simulator does not accept.
+    """
+    step = step_of(piece)
+    equal = [p for p in plan.pieces if p.fingerprint == step.fingerprint]
+    if not equal:
+        known = ", ".join(p.fingerprint for p in plan.pieces) or plan.fingerprint
+        seen = f"the graph that arrived has {len(piece.ops)} ops"
+        raise PlanMismatchError(known, step.fingerprint, seen)
+    wanted = equal[place % len(equal)]
+    first_backward = len(wanted.forward) + 1
+    before: list[int] = []
+    after: list[int] = []
+    turned = False
+    for number in plan.ops:
+        turned = turned or number == wanted.backward.start - 1
+        order = after if turned else before
+        if number in wanted.forward:
+            order.append(number - wanted.forward.start)
+        elif number in wanted.backward:
+            order.append(number - wanted.backward.start + first_backward)
+    simulate(step, with_frees(step, [*before, step.turn, *after]))
+    return Orders(before, after)
 
 
 @dataclass(frozen=True)
@@ -38,27 +100,17 @@ class Halves:
     saved: tuple[str, ...]
 
 
-def split(
-    piece: Piece,
-    forward: Sequence[int],
-    backward: Sequence[int],
-    *,
-    also_save: Sequence[str] = (),
-) -> Halves:
-    """The graphs that run these ops.
+def split(piece: Piece, orders: Orders, also_save: Sequence[str] = ()) -> Halves:
+    """The graphs that run a piece's ops in these orders.
 
-    Args:
-        piece: The captured graph.
-        forward: Numbers of the ops (as in `step_of`) to run in the forward, in order.
-        backward: Numbers of those to run in the backward.
-        also_save: Inputs to hand to the backward even if it does not read them.
+    `also_save` are inputs to hand to the backward even if it does not read them.
     """
-    forward_ops = [piece_op(piece, n) for n in forward]
-    backward_ops = [piece_op(piece, n) for n in backward]
-    replayed = {op.node for op in forward_ops + backward_ops if op.variant == "replay"}
-    second = _Emitter(piece, replayed)
+    forward_ops = [piece_op(piece, n) for n in orders.forward]
+    backward_ops = [piece_op(piece, n) for n in orders.backward]
+    wanted = frozenset(s for op in forward_ops + backward_ops for s in op.reads)
+    second = _Emitter(piece, wanted)
     gradients = second.backward(backward_ops, also_save)
-    first = _Emitter(piece, replayed)
+    first = _Emitter(piece, wanted)
     outputs = first.forward(forward_ops)
     saved = [first.value_to_save(what) for what in second.saved]
     # Numbers go last, and arrive first: so AOTAutograd has it.
@@ -73,8 +125,9 @@ def backward_from(
     piece: Piece, backward: Sequence[int], saved: Sequence[str]
 ) -> fx.GraphModule:
     """Another backward for a forward that saves exactly this."""
-    emitter = _Emitter(piece, set())
-    gradients = emitter.backward([piece_op(piece, n) for n in backward], saved)
+    ops = [piece_op(piece, n) for n in backward]
+    emitter = _Emitter(piece, frozenset(s for op in ops for s in op.reads))
+    gradients = emitter.backward(ops, saved)
     missing = [saved_name(piece, what) for what in emitter.saved][len(saved) :]
     if missing:
         raise CaptureError(
@@ -95,20 +148,23 @@ def saved_name(piece: Piece, what: Saved) -> str:
     """The name under which a storage or an input goes from forward to backward."""
     if isinstance(what, fx.Node):
         return what.name
-    found = piece.storages[what]
-    return found.name if found.base is None else found.base.name
+    return piece.bases.get(what, piece.storages[what]).name
 
 
 class _Emitter:
-    """Writes one graph. `values` maps joint nodes to what holds their value now."""
+    """Writes one graph. `values` maps joint nodes to what holds their value now.
 
-    def __init__(self, piece: Piece, replayed: set[fx.Node]) -> None:
+    Generator states and packed copies, which the captured graph does not know, are in
+    `states`; they are made only if they are among the storages that are `wanted`.
+    """
+
+    def __init__(self, piece: Piece, wanted: frozenset[int]) -> None:
         self.piece = piece
         self.graph = fx.Graph()
         self.values: dict[fx.Node, fx.Node] = {}
         self.states: dict[int, fx.Node] = {}
         self.saved: dict[Saved, fx.Node] = {}
-        self.replayed = replayed
+        self.wanted = wanted
         self.first_tangent: fx.Node | None = None
 
     def forward(self, ops: Sequence[PieceOp]) -> list[Any]:
@@ -138,8 +194,8 @@ class _Emitter:
         self.graph.lint()
         return fx.GraphModule(self.piece.joint, self.graph)
 
-    def placeholder(self, node: fx.Node, name: str = "") -> fx.Node:
-        copy = self.graph.placeholder(name or node.name)
+    def placeholder(self, node: fx.Node) -> fx.Node:
+        copy = self.graph.placeholder(node.name)
         copy.meta = dict(node.meta)
         return copy
 
@@ -178,28 +234,26 @@ class _Emitter:
         base = self.base_of(what)
         if base is not None and base.op == "placeholder":
             what = base
-        if what not in self.saved:
-            assert self.first_tangent is not None, (
-                f"{saved_name(self.piece, what)} is not made in the forward"
-            )
+        if what in self.saved:
+            return self.saved[what]
+        name = saved_name(self.piece, what)
+        assert self.first_tangent is not None, f"{name} is not made in the forward"
+        before = self.first_tangent
+        if base is not None and is_number(base):
+            before = next(n for n in self.graph.nodes if not is_number(n))
+        with self.graph.inserting_before(before):
             # A parameter's name is fixed even where fx renames its node, so it must
             # not be the name of any node emitted so far.
-            name = f"saved_{what}"
-            before = self.first_tangent
-            if base is not None and is_number(base):
-                before = next(iter(self.graph.nodes))
-            with self.graph.inserting_before(before):
-                if base is not None:
-                    copy = self.placeholder(base, name)
-                else:
-                    assert isinstance(what, int)
-                    copy = self.graph.placeholder(name)
-                    copy.meta["val"] = self.fake_state(what)
-            self.saved[what] = copy
-        return self.saved[what]
+            copy = self.saved[what] = self.graph.placeholder(f"saved_{what}")
+        if base is not None:
+            copy.meta = dict(base.meta)
+        else:
+            assert isinstance(what, int)
+            copy.meta["val"] = self.fake_state(what)
+        return copy
 
     def base_of(self, what: Saved) -> fx.Node | None:
-        return what if isinstance(what, fx.Node) else self.piece.storages[what].base
+        return what if isinstance(what, fx.Node) else self.piece.bases.get(what)
 
     def value_to_save(self, what: Saved) -> fx.Node:
         base = self.base_of(what)
@@ -216,13 +270,18 @@ class _Emitter:
     # Ops.
 
     def run(self, op: PieceOp) -> None:
+        if op.variant == "unpack":
+            self.unpack(op)
+            return
         if op.variant == "plain":
-            if op.node in self.replayed:
+            if op.state in self.wanted:
                 made = self.draw(op, self.save_generator_state(op), draw)
             else:
                 made = self.graph.node_copy(op.node, self.value)
         elif op.variant == "replay":
-            made = self.draw(op, self.state(op.reads[-1]), draw_again)
+            made = self.draw(op, self.state(op.state), draw_again)
+        elif op.variant == "masked":
+            made = self.drop(op)
         else:
             # The running statistics are not mapped: they have changed by now.
             tensor, weight, bias = self.map(op.node.args[:3])
@@ -236,9 +295,25 @@ class _Emitter:
             for node in self.piece.nodes_of.get(s, ()):
                 self.values.pop(node, None)
         self.values[op.node] = made
-        self.take_out_items(op, made)
+        if op.variant == "masked":
+            self.values[_item(op.node, 0)] = self.values.pop(op.node)
+        else:
+            self.take_out_items(op, made)
         for follower in op.then:
             self.follow(follower)
+        for p in op.packs:
+            if p.packed in self.wanted:
+                given = (self.value(p.node), *p.how.given)
+                self.states[p.packed] = self.graph.call_function(p.how.pack, given)
+                self.states[p.packed].meta["val"] = self.fake_state(p.packed)
+
+    def unpack(self, op: PieceOp) -> None:
+        (p,) = op.packs
+        for node in self.piece.nodes_of[p.storage]:
+            self.values.pop(node, None)
+        given = (self.state(p.packed), *p.how.layout)
+        made = self.values[p.node] = self.graph.call_function(p.how.unpack, given)
+        made.meta = dict(p.node.meta)
 
     def follow(self, follower: Follower) -> None:
         """Overwrite the result of the op before; what was there is then gone."""
@@ -249,24 +324,35 @@ class _Emitter:
             given = (follower.target, follower.out, self.value(follower.argument))
             args = (*given, node.target, *args)
         kwargs = self.map(node.kwargs)
-        made = self.graph.call_function(target, args, kwargs)
+        made = self.graph.create_node(
+            "call_function", target, args, kwargs, name=node.name
+        )
         made.meta = dict(node.meta)
         for gone in self.piece.nodes_of[follower.over]:
             self.values.pop(gone, None)
         self.values[node] = made
 
     def take_out_items(self, op: PieceOp, made: fx.Node) -> None:
-        if not isinstance(op.node.meta["val"], tuple | list):
+        if not isinstance(op.node.meta.get("val"), tuple | list):
             return
         del self.values[op.node]
         made_now = {*op.writes, *(f.over for f in op.then)}
         for user in op.node.users:
-            if user.target is not operator.getitem:
-                continue
-            if made_now.issuperset(self.piece.storage_of[user]):
+            if user.target is operator.getitem and made_now.issuperset(
+                self.piece.storage_of[user]
+            ):
                 item = self.graph.call_function(operator.getitem, (made, user.args[1]))
                 item.meta = dict(user.meta)
                 self.values[user] = item
+
+    def drop(self, op: PieceOp) -> fx.Node:
+        """Dropout by a mask that is there; it is a value of its own, not in a tuple."""
+        value = op.node.meta["val"][0]
+        scale = masking_scale(value, cast(float, op.node.args[1]))
+        given = (self.map(op.node.args[0]), self.value(_item(op.node, 1)), scale)
+        made = self.graph.call_function(drop_by_mask, given)
+        made.meta = {**op.node.meta, "val": value}
+        return made
 
     def draw(self, op: PieceOp, state: fx.Node, how: Any) -> fx.Node:
         arguments: Any = (state, op.node.target, *self.map(op.node.args))
@@ -278,14 +364,18 @@ class _Emitter:
         """Before a random op that is replayed later: where its generator stands."""
         device = tensors_of(op.node)[0].device
         state = self.graph.call_function(generator_state, (str(device),))
-        state.meta["val"] = self.fake_state(op.writes[-1])
-        self.states[op.writes[-1]] = state
+        state.meta["val"] = self.fake_state(op.state)
+        self.states[op.state] = state
         return state
 
     def state(self, storage: int) -> fx.Node:
         if storage not in self.states:
             self.states[storage] = self.save(storage)
         return self.states[storage]
+
+
+def _item(node: fx.Node, place: int) -> fx.Node:
+    return next(user for user in node.users if user.args[1] == place)
 
 
 def is_number(node: fx.Node) -> bool:
@@ -302,11 +392,7 @@ def write_over(
     errs (some backward formulas on channels-last images) the arguments differ, and then
     only the plain op gives the layout that the ops behind it are to see.
     """
-    same = all(
-        a.stride() == over.stride()
-        for a in args
-        if isinstance(a, torch.Tensor) and a.shape == over.shape
-    )
-    if same:
+    alike = (a for a in args if isinstance(a, torch.Tensor) and a.shape == over.shape)
+    if all(a.stride() == over.stride() for a in alike):
         return in_place(*args, **given, **{out: over})
     return plain(*args, **given)

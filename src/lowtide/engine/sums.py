@@ -10,6 +10,7 @@ graph, so it is said.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,51 +42,44 @@ class SumWatch:
         for place in self.places.values():
             parameter = inputs[place]
             if parameter.is_leaf and not parameter._backward_hooks:
-                hook = self.listener(place)
-                self.hooks.append(parameter.register_hook(hook))
+                listener = partial(self.listen, place)
+                self.hooks.append(parameter.register_hook(listener))
 
     def note(self, gradients: Any) -> None:
         """After the first backward: remember what the graph made."""
-        if not self.hooks:
+        if self.hooks:
+            for number, place in self.places.items():
+                self.sums[place] = checksum(gradients[number])
+
+    def listen(self, place: int, gradient: torch.Tensor) -> None:
+        """At a parameter: compare what arrives, once."""
+        for handle in self.hooks:
+            handle.remove()
+        self.hooks.clear()
+        made = self.sums.pop(place, None)
+        name = self.names.get(place, "a parameter")
+        if made is None or name in self.told or made == checksum(gradient):
             return
-        for number, place in self.places.items():
-            self.sums[place] = checksum(gradients[number])
-
-    def listener(self, place: int) -> Any:
-        def hook(gradient: torch.Tensor) -> None:
-            for handle in self.hooks:
-                handle.remove()
-            self.hooks.clear()
-            made = self.sums.pop(place, None)
-            name = self.names.get(place, "a parameter")
-            if made is None or name in self.told or made == checksum(gradient):
-                return
-            self.told.add(name)
-            warn(
-                f"lowtide: {name} is used several times in a planned graph and once "
-                "more around it. Its gradient is right, but its terms are added in "
-                "another order than without lowtide, so the last bit may differ. "
-                "Optimize a function that runs all of it to get the same bits."
-            )
-
-        return hook
+        self.told.add(name)
+        warn(
+            f"lowtide: {name} is used several times in a planned graph and once more "
+            "around it. Its gradient is right, but its terms are added in another "
+            "order than without lowtide, so the last bit may differ. Optimize a "
+            "function that runs all of it to get the same bits."
+        )
 
 
 def _summed(piece: Piece) -> dict[int, int]:
     """Places among the gradients of those that are sums, with their inputs' places."""
     output = next(n for n in reversed(piece.joint.graph.nodes) if n.op == "output")
     descriptions = (output.meta.get("desc") or [])[len(piece.forward_outputs) :]
-    found: dict[int, int] = {}
-    for number, (node, what) in enumerate(
-        zip(piece.gradients, descriptions, strict=False)
-    ):
+    places: dict[int, int] = {}
+    pairs = zip(piece.gradients, descriptions, strict=False)
+    for number, (node, what) in enumerate(pairs):
         while isinstance(node, fx.Node) and node.target is _CAST:
             node = node.args[0]
+        of = what.grad_of if isinstance(what, GradAOTOutput) else None
         is_sum = isinstance(node, fx.Node) and node.target is _ADD
-        if (
-            is_sum
-            and isinstance(what, GradAOTOutput)
-            and isinstance(what.grad_of, PlainAOTInput)
-        ):
-            found[number] = what.grad_of.idx
-    return found
+        if is_sum and isinstance(of, PlainAOTInput):
+            places[number] = of.idx
+    return places

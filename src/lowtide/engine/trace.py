@@ -6,7 +6,6 @@ The user's code runs once more than in training, so it runs in a copy of the pro
 
 from __future__ import annotations
 
-import logging
 import re
 import sys
 import traceback
@@ -25,14 +24,13 @@ from torch._subclasses.fake_tensor import (
 from torch.utils import _pytree as pytree
 
 from lowtide.engine.aside import run_aside
-from lowtide.engine.capture.piece import Piece
 from lowtide.engine.capture.record import Recorder, Recording
 from lowtide.engine.compile import compiled
-from lowtide.engine.orders import keep_everything
 from lowtide.engine.prepare import Unpriced, unpriced
+from lowtide.engine.rewrite import keep_everything
+from lowtide.engine.training import Inputs, Loss
 from lowtide.engine.watch import Watch
 from lowtide.errors import CaptureError, LowtideError
-from lowtide.step.graph import Phase
 
 
 @dataclass(frozen=True)
@@ -50,14 +48,13 @@ class Seen:
 
 def look(
     function: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
+    inputs: Inputs,
     *,
     modules: Sequence[nn.Module],
-    loss: Callable[[Any], torch.Tensor],
+    loss: Loss,
     name: str = "step",
 ) -> Seen:
-    """What `loss(function(*args, **kwargs)).backward()` does, seen on fake tensors.
+    """What `loss(function(...)).backward()` does, seen on fake tensors.
 
     Nothing of it is computed, and nothing that the step changes changes here.
 
@@ -73,7 +70,7 @@ def look(
 
     def work() -> Seen:
         try:
-            recording = _recording(function, args, kwargs, modules=modules, loss=loss)
+            recording = _recording(function, inputs, modules, loss)
         except LowtideError:
             raise
         except Exception as error:
@@ -83,12 +80,11 @@ def look(
                 "torch.compile captured nothing of it",
                 fix="Use lowtide.optimize, which runs what cannot be captured as it is",
             )
-        visits = recording.visits
-        alone = recording.most_visits == 1
+        visits = tuple(recording.visits[id(piece)] for piece in recording.pieces)
         return Seen(
             pieces=tuple(unpriced(piece) for piece in recording.pieces),
-            visits=tuple(visits[id(piece)] for piece in recording.pieces),
-            whole=unpriced(recording, name=name) if alone else None,
+            visits=visits,
+            whole=unpriced(recording, name=name) if max(visits) == 1 else None,
         )
 
     return run_aside(work)
@@ -109,27 +105,20 @@ _VALUES_DECIDE = (DynamicOutputShapeException, DataDependentOutputException)
 def _failed_capture(error: Exception) -> CaptureError:
     """What went wrong, without the advice that torch wraps around it."""
     text = " ".join(str(error).split())
-    inner = re.search(
-        r"got (\w+(?:Error|Exception)\(.*?\))(?= Hint| Developer|$)", text
-    )
-    explained = re.search(r"Explanation: (.*?)(?= Hint| Developer|$)", text)
     if isinstance(error, _VALUES_DECIDE):
         return CaptureError(
             f"values decide its shapes or its branches ({text})",
             fix="Keep shapes fixed, as with torch.where in place of a mask, or use "
             "lowtide.optimize, which plans such a model piece by piece as it runs",
         )
-    passed = tuple(_passed(error))
-    if inner:
-        reason = inner[1]
-    elif explained:
-        reason = explained[1]
-    else:
-        reason = f"{type(error).__name__}: {text}"
+    end = r"(?= Hint| Developer|$)"
+    explained = re.search(rf"got (\w+(?:Error|Exception)\(.*?\)){end}", text)
+    explained = explained or re.search(rf"Explanation: (.*?){end}", text)
+    reason = explained[1] if explained else f"{type(error).__name__}: {text}"
     return CaptureError(
         reason if len(reason) <= 400 else reason[:400] + " ...",
         fix="Check that loss(model(batch)).backward() runs without lowtide",
-        passed=passed,
+        passed=tuple(_passed(error)),
     )
 
 
@@ -148,33 +137,19 @@ def _passed(error: BaseException) -> Iterator[tuple[str, int]]:
 
 def _recording(
     function: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
-    *,
+    inputs: Inputs,
     modules: Sequence[nn.Module],
-    loss: Callable[[Any], torch.Tensor],
+    loss: Loss,
 ) -> Recording:
     """Run the step on fakes, which replace parameters and buffers meanwhile."""
-    mode = _fake_mode(modules, (args, kwargs))
+    mode = _fake_mode(modules, inputs)
     recorder = Recorder()
-
-    def around(
-        piece: Piece, phase: Phase, values: list[Any], run: Callable[..., Any]
-    ) -> Any:
-        seen = list(values)
-        with recorder.within():
-            outputs = run(values)
-        recorder.visit(piece, phase, seen, outputs)
-        return outputs
-
-    watch = Watch(around=around)
-    with _faked(modules, mode), _quiet_failures(), mode:
-        fake_args, fake_kwargs = pytree.tree_map(
-            lambda v: _fake(v, mode), (tuple(args), dict(kwargs))
-        )
+    watch = Watch(around=recorder.visit)
+    with _faked(modules, mode), mode:
+        fakes: Inputs = pytree.tree_map(lambda v: _fake(v, mode), inputs)
         call = compiled(function, keep_everything, watch, fullgraph=False)
         with recorder:
-            result = loss(call(*fake_args, **fake_kwargs))
+            result = loss(fakes.call(call))
             _check_loss(result)
             result.backward()
     return recorder.recording
@@ -182,45 +157,27 @@ def _recording(
 
 def _check_loss(loss: Any) -> None:
     if not isinstance(loss, torch.Tensor):
-        raise CaptureError(
-            f"the loss is a {type(loss).__name__}, not a tensor",
-            fix="Return the tensor, without .item() or float()",
-        )
-    if not torch.is_grad_enabled():
-        raise CaptureError(
-            "gradients are turned off", fix="Call it outside of torch.no_grad()"
-        )
-    if not loss.requires_grad:
-        raise CaptureError(
-            "the loss does not depend on anything that requires a gradient",
-            fix="Let at least one parameter or input require a gradient",
-        )
-    if loss.numel() != 1:
-        raise CaptureError(
-            f"the loss has the shape {tuple(loss.shape)}, not that of one number",
-            fix="Reduce it, as with loss.mean()",
-        )
+        problem = f"the loss is a {type(loss).__name__}, not a tensor"
+        fix = "Return the tensor, without .item() or float()"
+    elif not torch.is_grad_enabled():
+        problem = "gradients are turned off"
+        fix = "Call it outside of torch.no_grad()"
+    elif not loss.requires_grad:
+        problem = "the loss does not depend on anything that requires a gradient"
+        fix = "Let at least one parameter or input require a gradient"
+    elif loss.numel() != 1:
+        problem = f"the loss has the shape {tuple(loss.shape)}, not that of one number"
+        fix = "Reduce it, as with loss.mean()"
+    else:
+        return
+    raise CaptureError(problem, fix=fix)
 
 
-@contextmanager
-def _quiet_failures() -> Iterator[None]:
-    """An op that fails on fake tensors is raised; it need not also be logged."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-
-
-def _fake_mode(modules: Sequence[nn.Module], rest: Any) -> FakeTensorMode:
+def _fake_mode(modules: Sequence[nn.Module], inputs: Inputs) -> FakeTensorMode:
     """The mode of the fake tensors already there, or a new one."""
-    values = [p for m in modules for p in m.parameters()]
-    for value in (*values, *pytree.tree_leaves(rest)):
-        if isinstance(value, FakeTensor):
-            return value.fake_mode
-    return FakeTensorMode(allow_non_fake_inputs=True)
+    values = [p for m in modules for p in m.parameters()] + pytree.tree_leaves(inputs)
+    modes = (v.fake_mode for v in values if isinstance(v, FakeTensor))
+    return next(modes, None) or FakeTensorMode(allow_non_fake_inputs=True)
 
 
 def _fake(value: Any, mode: FakeTensorMode) -> Any:
@@ -240,17 +197,14 @@ def _faked(modules: Sequence[nn.Module], mode: FakeTensorMode) -> Iterator[None]
     # Of a model that is fake already, the run leaves gradients in the model itself.
     gradients = [(p, p.grad) for m in modules for p in m.parameters()]
     try:
-        for root in modules:
-            for module in root.modules():
-                tables = (module._parameters, module._buffers)
-                undo += [(t, dict(t)) for t in (module.__dict__, *tables)]
-                for table in tables:
-                    for name, value in table.items():
-                        if value is None or isinstance(value, FakeTensor):
-                            continue
-                        if id(value) not in known:
-                            known[id(value)] = _fake(value, mode)
-                        table[name] = known[id(value)]
+        for module in (m for root in modules for m in root.modules()):
+            tables = (module._parameters, module._buffers)
+            undo += [(t, dict(t)) for t in (module.__dict__, *tables)]
+            for table in tables:
+                for name, value in table.items():
+                    if id(value) not in known:
+                        known[id(value)] = _fake(value, mode)
+                    table[name] = known[id(value)]
         yield
     finally:
         for table, before in reversed(undo):

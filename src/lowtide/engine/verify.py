@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
@@ -20,7 +19,8 @@ class Verification:
     """Whether a planned step gives the numbers of the plain one.
 
     `differences` names what differs, each with its first difference. Equality is
-    bitwise: signed zeros and NaNs count, and nothing is rounded.
+    bitwise: signed zeros and NaNs count, and nothing is rounded. `origin` is the op at
+    which the difference arises, if it was found.
     """
 
     loss_equal: bool
@@ -31,12 +31,14 @@ class Verification:
     differences: tuple[str, ...]
     plan: Plan
     measured: Measurement | None = None
+    origin: str = ""
 
     def __repr__(self) -> str:
         result = f"all equal, {self.num_gradients} gradients among them"
         if self.differences:
-            more = f" and {len(self.differences) - 1} more"
-            result = self.differences[0] + more * (len(self.differences) > 1)
+            others = f" and {len(self.differences) - 1} more"
+            result = self.differences[0] + others * (len(self.differences) > 1)
+            result += f", first at {self.origin}" * bool(self.origin)
         return f"<Verification of {self.plan!r}: {result}>"
 
     @property
@@ -59,6 +61,8 @@ class Verification:
         if self.ok:
             return
         what, _, difference = self.differences[0].partition(": ")
+        if self.origin:
+            difference += f". It arises at {self.origin}"
         raise VerificationError(
             what,
             difference,
@@ -74,42 +78,30 @@ class Numbers:
     loss: torch.Tensor
     gradients: dict[str, torch.Tensor | None]
     buffers: dict[str, torch.Tensor]
-    generator: torch.Tensor
+    generator: torch.Tensor  # the states of all generators, one behind the other
 
 
 def numbers_of(step: Callable[[], torch.Tensor], modules: list[nn.Module]) -> Numbers:
     """Run the step and keep a copy of what it computed, on the CPU."""
     clear_gradients(modules)
-    loss = step()
-    return Numbers(
-        loss=_copy(loss),
-        gradients={
-            f"{prefix}{name}": None if p.grad is None else _copy(p.grad)
-            for prefix, m in _named(modules)
-            for name, p in m.named_parameters()
-        },
-        buffers={
-            f"{prefix}{name}": _copy(b)
-            for prefix, m in _named(modules)
-            for name, b in m.named_buffers()
-        },
-        generator=_generators(),
-    )
-
-
-def _named(modules: list[nn.Module]) -> list[tuple[str, nn.Module]]:
-    """Each module with what to put before its names; one alone needs nothing."""
-    if len(modules) == 1:
-        return [("", modules[0])]
-    return [(f"{type(m).__name__.lower()}{i}.", m) for i, m in enumerate(modules)]
-
-
-def _generators() -> torch.Tensor:
-    """The states of all generators, one after the other."""
+    loss = _copy(step())
+    gradients: dict[str, torch.Tensor | None] = {}
+    buffers: dict[str, torch.Tensor] = {}
+    for number, module in enumerate(modules):
+        # One module alone needs no name of its own.
+        prefix = f"{type(module).__name__.lower()}{number}." * (len(modules) > 1)
+        for name, p in module.named_parameters():
+            gradients[prefix + name] = None if p.grad is None else _copy(p.grad)
+        for name, b in module.named_buffers():
+            buffers[prefix + name] = _copy(b)
     states = [torch.get_rng_state()]
     if torch.cuda.is_available():
         states += torch.cuda.get_rng_state_all()
-    return torch.cat(states)
+    return Numbers(loss, gradients, buffers, torch.cat(states))
+
+
+def _copy(value: torch.Tensor) -> torch.Tensor:
+    return value.detach().to("cpu", copy=True)
 
 
 def compare(
@@ -117,25 +109,29 @@ def compare(
     planned: Callable[[], torch.Tensor],
     modules: list[nn.Module],
     plan_of: Callable[[], Plan],
+    find_origin: Callable[[], str],
     measure: Callable[[], Measurement] | None = None,
 ) -> Verification:
-    """Run both steps from the same state and compare them."""
+    """Run both steps from the same state and compare them.
+
+    `find_origin` is asked for the op at which they begin to differ, if they do.
+    """
     with preserved(modules):
         expected = numbers_of(plain, modules)
     with preserved(modules):
         actual = numbers_of(planned, modules)
     plan = plan_of()
     measured = measure() if measure else None
-    differences: list[str] = []
-    loss = _differences({"loss": expected.loss}, {"loss": actual.loss}, "")
-    gradients = _differences(expected.gradients, actual.gradients, "gradient of ")
-    buffers = _differences(expected.buffers, actual.buffers, "buffer ")
-    generator = torch.equal(expected.generator, actual.generator)
-    differences += [*loss, *gradients, *buffers]
-    if not generator:
-        differences.append("random numbers: the generator ends in another state")
+    loss = differences({"loss": expected.loss}, {"loss": actual.loss})
+    gradients = differences(expected.gradients, actual.gradients, "gradient of ")
+    buffers = differences(expected.buffers, actual.buffers, "buffer ")
+    wrong = [*loss, *gradients, *buffers]
+    origin = find_origin() if wrong else ""
+    rng_equal = torch.equal(expected.generator, actual.generator)
+    if not rng_equal:
+        wrong.append("random numbers: the generator ends in another state")
     if measured and plan.budget_bytes < measured.peak_bytes:
-        differences.append(
+        wrong.append(
             f"peak: {measured.peak_bytes} bytes measured, above the budget of "
             f"{plan.budget_bytes} bytes"
         )
@@ -143,28 +139,27 @@ def compare(
         loss_equal=not loss,
         gradients_equal=not gradients,
         buffers_equal=not buffers,
-        rng_equal=generator,
+        rng_equal=rng_equal,
         num_gradients=sum(g is not None for g in expected.gradients.values()),
-        differences=tuple(differences),
+        differences=tuple(wrong),
         plan=plan,
         measured=measured,
+        origin=origin,
     )
 
 
-def _copy(value: torch.Tensor) -> torch.Tensor:
-    return value.detach().to("cpu", copy=True)
-
-
-def _differences(
-    expected: dict[str, Any], actual: dict[str, Any], label: str
+def differences(
+    expected: Mapping[str, torch.Tensor | None],
+    actual: Mapping[str, torch.Tensor | None],
+    label: str = "",
 ) -> list[str]:
+    """What differs in any bit, each with its first difference."""
     found: list[str] = []
-    for name, value in expected.items():
-        other = actual[name]
-        if value is None or other is None:
-            if value is not other:
+    for name, a in expected.items():
+        b = actual.get(name)
+        if a is None or b is None:
+            if a is not b:
                 found.append(f"{label}{name}: there with one, missing with the other")
-            continue
-        if not same_bits(value, other):
-            found.append(f"{label}{name}: {first_difference(value, other)}")
+        elif not same_bits(a, b):
+            found.append(f"{label}{name}: {first_difference(a, b)}")
     return found

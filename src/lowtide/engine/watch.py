@@ -1,38 +1,66 @@
-"""What happens at run time, for those who must know."""
+"""What happens while planned graphs run: counts, what is held, what surprises."""
 
 from __future__ import annotations
 
+import logging
+import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from lowtide.engine.bits import Unchanged
 from lowtide.engine.capture.piece import Piece
+from lowtide.engine.out_of_memory import explain
+from lowtide.engine.outside import Observation
+from lowtide.engine.updates import Updates
 from lowtide.errors import VerificationError
+from lowtide.step.format import format_seconds
 from lowtide.step.graph import Phase
 
+log = logging.getLogger("lowtide.run")
+
 Around = Callable[[Piece, Phase, list[Any], Callable[[list[Any]], Any]], Any]
+
+# How many steps are timed to tell what they spend outside the planned graphs.
+_TIMED_STEPS = 3
 
 
 @dataclass
 class Watch:
-    """What happened at run time, for those who must know.
+    """Sees every run of a planned graph.
 
-    `forwards` and `backwards` count the runs of planned graphs, `graphs` the graphs
-    that were planned, `unplanned` those without a backward, `left` says for each graph
-    that runs as it is why it could not be planned. `around`, if given, is
-    called instead of each run, with the piece, the phase, the arguments and the run.
-    `surprises` counts backwards of other outputs than were planned for, `seen_absent`
-    is what the last of them went without, `expected_absent` what to plan for instead of
-    a guess. `held` has an entry for each forward whose backward may still come.
-    `unchanged` is asked once, when the next backward begins. `told` are the
-    parameters of which it was said that their gradients are summed otherwise.
+    Attributes:
+        forwards: How many planned forwards have run; `backwards` likewise.
+        graphs: How many graphs were captured.
+        generation: How often all that was planned has been forgotten.
+        unplanned: How many graphs had no backward.
+        left: For each graph that cannot be planned, why.
+        held: An entry for each forward whose backward may still come: which piece, and
+            how many bytes it keeps.
+        around: Called instead of each run, with the piece, the phase, the arguments and
+            the run.
+        surprises: How many backwards were of other outputs than were planned for.
+        seen_absent: The gradients that the last surprise went without.
+        expected_absent: Those to plan without, instead of a guess.
+        unchanged: Asked once, when the next backward begins.
+        told: What the user has been told already.
+        visits: How often each graph has run its forward in this step, if anyone asks.
+        updates: Those that run in the backward.
+        observation: Told when the next backward begins.
+        most_in_flight: How many forwards of one graph were waiting, at most, when the
+            backward of one of them began.
+        outside_seconds: What a step spends between its graphs: the least of the first
+            steps, as the very first does things that are done once. Plans do not count
+            it, since it is the same in all of them.
     """
 
     forwards: int = 0
     backwards: int = 0
     graphs: int = 0
+    generation: int = 0
     unplanned: int = 0
     left: list[str] = field(default_factory=list[str])
     held: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
@@ -42,6 +70,14 @@ class Watch:
     expected_absent: frozenset[int] | None = None
     unchanged: Unchanged | None = None
     told: set[str] = field(default_factory=set[str])
+    visits: dict[Piece, int] | None = None
+    observation: Observation | None = None
+    updates: Updates | None = None
+    most_in_flight: int = 0
+    outside_seconds: float | None = None
+    _num_timed: int = 0
+    _gaps: float = 0.0
+    _ended: float = 0.0
 
     @property
     def held_bytes(self) -> int:
@@ -52,16 +88,50 @@ class Watch:
         self, piece: Piece, phase: Phase, args: list[Any], run: Callable[..., Any]
     ) -> Any:
         """Run one half of a piece."""
+        is_first = phase == "forward" and not self.held
+        self._gaps = 0.0 if is_first else self._gaps + self.now() - self._ended
         if phase == "forward":
             self.forwards += 1
+            if self.visits is not None:
+                self.visits[piece] = self.visits.get(piece, 0) + 1
         else:
             self.backwards += 1
             if self.unchanged is not None:
                 self.check_unchanged(self.unchanged)
             own = [k for k, (owner, _) in self.held.items() if owner == id(piece)]
+            self.most_in_flight = max(self.most_in_flight, len(own))
             for key in own[-1:]:
                 del self.held[key]
-        return self.around(piece, phase, args, run) if self.around else run(args)
+        try:
+            outputs = self.around(piece, phase, args, run) if self.around else run(args)
+        except RuntimeError as error:
+            explain(error, piece)
+            raise
+        self._ended = self.now()
+        if phase == "backward" and not self.held and self._num_timed < _TIMED_STEPS:
+            self.note_time_outside()
+        return outputs
+
+    def now(self) -> float:
+        """The time, in the first steps that of the GPU too."""
+        if self._num_timed < _TIMED_STEPS and torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def note_time_outside(self) -> None:
+        """At the end of one of the first steps."""
+        self._num_timed += 1
+        least = self.outside_seconds
+        self.outside_seconds = self._gaps if least is None else min(least, self._gaps)
+        if self._num_timed == _TIMED_STEPS:
+            told = format_seconds(self.outside_seconds)
+            log.info("a step spends %s outside the captured graphs", told)
+
+    def stop_observing(self) -> None:
+        """Give up watching this step: lowtide itself takes memory in it, to plan."""
+        if self.observation is not None:
+            self.observation.end()
+            self.observation = None
 
     def check_unchanged(self, unchanged: Unchanged) -> None:
         """Raise if what a backward is computed from is not what its forward saw."""
@@ -90,7 +160,7 @@ class _Held:
 
 
 def compiled_node(outputs: Any) -> Any:
-    """The context of the compiled function: an output's `grad_fn`, or a view of it."""
+    """The compiled function's node in autograd's graph, found from its outputs."""
     for value in outputs if isinstance(outputs, list | tuple) else (outputs,):
         node = getattr(value, "grad_fn", None)
         for _ in range(3):

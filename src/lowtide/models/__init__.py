@@ -79,6 +79,5 @@ def build_fake(name: str, *, batch: int | None = None, **options: Any) -> Exampl
 def _example(name: str, options: dict[str, Any], *, fake: bool) -> Example:
     description = describe(name)
     # Imported here so that listing and describing models stay free of torch.
-    module = import_module("lowtide.models._build")
-    make = module.make_fake_example if fake else module.make_example
-    return Example(*make(description, description.resolve(options)))
+    make = import_module("lowtide.models._build").make_example
+    return Example(*make(description, description.resolve(options), fake=fake))

@@ -13,30 +13,24 @@ from lowtide.errors import InvalidArgumentError
 from lowtide.models._options import Description
 
 
-def make_example(description: Description, values: dict[str, Any]) -> tuple[Any, ...]:
+def make_example(
+    description: Description, values: dict[str, Any], *, fake: bool
+) -> tuple[Any, ...]:
     """The model (in training mode), a batch and the loss."""
     values = dict(values)
-    dtype = getattr(torch, values.pop("dtype"))
-    device = _device(values.pop("device"))
     module, function = description.maker.split(":")
     make = getattr(import_module(f"lowtide.models.{module}"), function)
     with ExitStack() as stack:
-        stack.enter_context(_seeded(values.pop("seed"), device))
-        stack.enter_context(_default_dtype(dtype))
-        stack.enter_context(device)
+        if fake:
+            stack.enter_context(FakeTensorMode())
+        device = _device(values.pop("device"))
+        dtype = getattr(torch, values.pop("dtype"))
+        stack.enter_context(_drawing(values.pop("seed"), dtype, device))
         # Inside a fake tensor mode even this is no ordinary tensor.
         if type(torch.empty(0)) is not torch.Tensor:
             stack.enter_context(_WithoutValues())
         model, batch, loss = make(description.name, **values)
     return model.train(), batch, loss
-
-
-def make_fake_example(
-    description: Description, values: dict[str, Any]
-) -> tuple[Any, ...]:
-    """The same on fake tensors, which take no memory."""
-    with FakeTensorMode():
-        return make_example(description, values)
 
 
 def _device(text: str | None) -> torch.device:
@@ -51,28 +45,22 @@ def _device(text: str | None) -> torch.device:
 
 
 @contextmanager
-def _seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Draw from `seed` inside, and leave the caller's random numbers as they were."""
-    # A fake tensor may claim to be on a GPU that is not there: only fork real ones.
-    on_gpu = device.type == "cuda" and torch.cuda.is_available()
-    with torch.random.fork_rng(devices=[device] if on_gpu else []):
-        torch.manual_seed(seed)
-        yield
-
-
-@contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Create floating point tensors as `dtype`.
+def _drawing(seed: int, dtype: torch.dtype, device: torch.device) -> Iterator[None]:
+    """Draw from `seed`, as `dtype`, and leave the caller's settings as they were.
 
     Unlike `model.to(dtype)` afterwards, this never holds the weights twice, and it
     spares the few buffers that a library makes float32 on purpose (rotary frequencies).
     """
+    # A fake tensor may claim to be on a GPU that is not there: only fork real ones.
+    on_gpu = device.type == "cuda" and torch.cuda.is_available()
     before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
+    with torch.random.fork_rng(devices=[device] if on_gpu else []), device:
+        torch.manual_seed(seed)
+        torch.set_default_dtype(dtype)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(before)
 
 
 class _WithoutValues(TorchFunctionMode):

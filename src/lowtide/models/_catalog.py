@@ -1,6 +1,6 @@
 """Which models there are and which options each one takes. Imports no torch."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from difflib import get_close_matches
 
 from lowtide.errors import InvalidArgumentError
@@ -94,107 +94,92 @@ def _positions(count: int) -> Option:
     return _integer("positions", count, help)
 
 
-def _own(
-    name: str, summary: str, num_parameters: int, maker: str, *options: Option
+def _model(
+    library: str, name: str, summary: str, num_parameters: int, maker: str, *own: Option
 ) -> Description:
-    """A model written here."""
-    options = (*options, *_SHARED)
-    return Description(name, summary, "lowtide", num_parameters, options, maker)
+    return Description(name, summary, library, num_parameters, (*own, *_SHARED), maker)
 
 
 def _torchvision(
     name: str,
     summary: str,
     num_parameters: int,
-    *extra: Option,
+    *own: Option,
     image: int = 224,
     least_image: int = 1,
 ) -> Description:
-    options = (
-        *(_batch(8), _image(image, least_image), _CLASSES, _LOSS),
-        *extra,
-        *_SHARED,
-    )
+    options = (_batch(8), _image(image, least_image), _CLASSES, _LOSS, *own)
     maker = "_vision:torchvision_model"
-    return Description(name, summary, "torchvision", num_parameters, options, maker)
+    return _model("torchvision", name, summary, num_parameters, maker, *options)
 
 
 def _transformer(
-    name: str, summary: str, num_parameters: int, *options: Option, maker: str = ""
+    name: str, summary: str, num_parameters: int, *own: Option, maker: str = ""
 ) -> Description:
-    options = (*options, _ATTENTION, *_SHARED)
     maker = f"_transformers:{maker or name}"
-    return Description(name, summary, "transformers", num_parameters, options, maker)
-
-
-def _vgg() -> Iterator[Description]:
-    counts = {11: 132_863_336, 13: 133_047_848, 16: 138_357_544, 19: 143_667_240}
-    norm = Option("batch_norm", False, "normalise each convolution", bool)
-    options = (_dropout(0.5), norm)
-    for depth, count in counts.items():
-        summary = f"VGG of {depth} layers"
-        yield _torchvision(f"vgg{depth}", summary, count, *options, least_image=32)
-
-
-def _resnets() -> Iterator[Description]:
-    counts = {18: 11_689_512, 34: 21_797_672, 50: 25_557_032}
-    counts |= {101: 44_549_160, 152: 60_192_808}
-    help = "channels of a bottleneck in the first stage (128: Wide ResNet)"
-    for depth, count in counts.items():
-        summary = f"residual network of {depth} layers"
-        # The two small ones have no bottlenecks.
-        extra = (_integer("width", 64, help),) if depth >= 50 else ()
-        yield _torchvision(f"resnet{depth}", summary, count, *extra)
-
-
-def _densenets() -> Iterator[Description]:
-    counts = {121: 7_978_856, 161: 28_681_000, 169: 14_149_480, 201: 20_013_928}
-    for depth, count in counts.items():
-        name, summary = f"densenet{depth}", f"dense network of {depth} layers"
-        yield _torchvision(name, summary, count, _dropout(0.0), least_image=32)
+    options = (*own, _ATTENTION)
+    return _model("transformers", name, summary, num_parameters, maker, *options)
 
 
 def _vit(
     name: str, summary: str, num_parameters: int, width: int, heads: int
 ) -> Description:
-    return _transformer(
-        name,
-        summary,
-        num_parameters,
-        *(_batch(8), _image(224), _CLASSES),
-        _integer("patch", 16, "height and width of a patch in pixels"),
-        *_blocks(12, width, heads),
-        _FEED_FORWARD,
-        _dropout(0.0),
-        maker="vit",
-    )
+    patch = _integer("patch", 16, "height and width of a patch in pixels")
+    blocks = (*_blocks(12, width, heads), _FEED_FORWARD, _dropout(0.0))
+    options = (_batch(8), _image(224), _CLASSES, patch, *blocks)
+    return _transformer(name, summary, num_parameters, *options, maker="vit")
 
+
+_VGG = {11: 132_863_336, 13: 133_047_848, 16: 138_357_544, 19: 143_667_240}
+_RESNET = {18: 11_689_512, 34: 21_797_672}
+_BOTTLENECK_RESNET = {50: 25_557_032, 101: 44_549_160, 152: 60_192_808}
+_DENSENET = {121: 7_978_856, 161: 28_681_000, 169: 14_149_480, 201: 20_013_928}
+_BATCH_NORM = Option("batch_norm", False, "normalise each convolution", bool)
+_BOTTLENECK = _integer(
+    "width", 64, "channels of a bottleneck in the first stage (128: Wide ResNet)"
+)
 
 _ENTRIES = (
-    _own(
-        "mlp",
-        "plain multilayer perceptron",
-        3_300,
-        "_small:mlp",
+    _model(
+        *("lowtide", "mlp", "plain multilayer perceptron", 3_300),
+        "_own:mlp",
         _batch(32),
         _integer("features", None, "size of a sample; default: width"),
         _integer("width", 32, "size of the hidden layers (also: hidden)"),
         _integer("layers", 3, "number of hidden layers"),
         _integer("classes", 4, "number of classes"),
     ),
-    _own(
-        "tiny_gpt",
-        "GPT of a few blocks in plain torch",
-        120_576,
-        "_small:tiny_gpt",
+    _model(
+        *("lowtide", "tiny_gpt", "GPT of a few blocks in plain torch", 120_576),
+        "_own:tiny_gpt",
         *_text(4, 64, 256),
         *_blocks(2, 64, 4),
         _dropout(0.0),
     ),
     _torchvision("alexnet", "AlexNet", 61_100_840, _dropout(0.5), least_image=63),
-    *_vgg(),
-    *_resnets(),
-    *_densenets(),
+    *(
+        _torchvision(
+            *(f"vgg{depth}", f"VGG of {depth} layers", count),
+            *(_dropout(0.5), _BATCH_NORM),
+            least_image=32,
+        )
+        for depth, count in _VGG.items()
+    ),
+    *(
+        _torchvision(
+            f"resnet{depth}", f"residual network of {depth} layers", count, *own
+        )
+        for counts, own in ((_RESNET, ()), (_BOTTLENECK_RESNET, (_BOTTLENECK,)))
+        for depth, count in counts.items()
+    ),
+    *(
+        _torchvision(
+            *(f"densenet{depth}", f"dense network of {depth} layers", count),
+            _dropout(0.0),
+            least_image=32,
+        )
+        for depth, count in _DENSENET.items()
+    ),
     _torchvision(
         "inception_v3",
         "Inception v3; by default without its auxiliary classifier",
@@ -206,17 +191,16 @@ _ENTRIES = (
     ),
     _torchvision("mobilenet_v3_large", "MobileNet v3, large", 5_483_032, _dropout(0.2)),
     _torchvision(
-        "convnext_tiny",
-        "ConvNeXt, tiny",
-        28_589_128,
+        *("convnext_tiny", "ConvNeXt, tiny", 28_589_128),
         Option("drop_path", 0.1, "chance of dropping the deepest branch", float),
         least_image=32,
     ),
-    _own(
+    _model(
+        "lowtide",
         "unet",
         "U-Net for segmentation, padded, with batch normalisation",
         31_037_698,
-        "_unet:unet",
+        "_own:unet",
         *(_batch(2), _image(256)),
         _integer("channels", 3, "channels of the image"),
         _integer("classes", 2, "number of classes of a pixel"),
@@ -226,25 +210,19 @@ _ENTRIES = (
     _vit("vit", "vision transformer, small (ViT-S/16)", 22_050_664, 384, 6),
     _vit("vit_base", "vision transformer, base (ViT-B/16)", 86_567_656, 768, 12),
     _transformer(
-        "gpt2",
-        "GPT-2 language model",
-        124_439_808,
+        *("gpt2", "GPT-2 language model", 124_439_808),
         *_text(4, 256, 50_257),
         *_blocks(12, 768, 12),
         *(_FEED_FORWARD, _positions(1024), _dropout(0.1)),
     ),
     _transformer(
-        "bert",
-        "BERT masked language model",
-        109_514_298,
+        *("bert", "BERT masked language model", 109_514_298),
         *_text(8, 128, 30_522),
         *_blocks(12, 768, 12),
         *(_FEED_FORWARD, _positions(512), _dropout(0.1)),
     ),
     _transformer(
-        "t5",
-        "T5 encoder and decoder",
-        60_506_624,
+        *("t5", "T5 encoder and decoder", 60_506_624),
         *_text(8, 128, 32_128),
         *_blocks(6, 512, 8),
         _integer("target", None, "tokens of the answer; default: sequence"),

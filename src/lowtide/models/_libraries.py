@@ -38,10 +38,14 @@ def torchvision_models() -> ModuleType:
 def transformers() -> ModuleType:
     """The module `transformers`."""
     _require("transformers")
+    return beside_torchvision("transformers")
+
+
+def beside_torchvision(name: str) -> ModuleType:
+    """A module that imports torchvision if it is there, and would fail with it."""
     if find_spec("torchvision") is not None:
-        # transformers imports torchvision if it is there, and would fail with it.
         _import_torchvision()
-    return import_module("transformers")
+    return import_module(name)
 
 
 def _require(name: str) -> None:
@@ -49,7 +53,7 @@ def _require(name: str) -> None:
         raise ModelLibraryError(
             f"this model comes from {name}, which is not installed. "
             f"Install it with `pip install {name}`, or pick a model that "
-            f"needs none, such as mlp, tiny_gpt or unet."
+            f"needs no library, such as mlp, tiny_gpt or unet."
         )
 
 
@@ -62,11 +66,12 @@ def _import_torchvision() -> None:
         # The failed import leaves submodules behind that believe it went well.
         for name in [n for n in sys.modules if n.split(".")[0] == "torchvision"]:
             del sys.modules[name]
-        _declare_missing_operators()
+        declare_missing_operators()
         import_module("torchvision")
 
 
-def _declare_missing_operators() -> None:
+def declare_missing_operators() -> None:
+    """Declare what torchvision's compiled part would have."""
     if _declared:
         return
     library = torch.library.Library("torchvision", "FRAGMENT")

@@ -3,7 +3,7 @@
 Each batch holds labels, so the model computes the loss itself, as people train them.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lowtide.errors import InvalidArgumentError
 from lowtide.models._libraries import transformers
-from lowtide.models._small import check_heads
+from lowtide.models._own import check_heads
 
 Built = tuple[nn.Module, dict[str, Tensor], None]
 
@@ -31,207 +31,151 @@ _LLAMA_TIED = frozenset({"1b"})
 _MASKED_FRACTION = 0.15
 _IGNORED_LABEL = -100
 
-
-@dataclass(frozen=True, slots=True)
-class Stack:
-    """The options that all transformers have: those of their blocks."""
-
-    name: str
-    layers: int
-    width: int
-    heads: int
-    intermediate: int | None
-    dropout: float
-    attention: str
-
-    def __post_init__(self) -> None:
-        check_heads(self.name, self.width, self.heads)
-
-    @property
-    def feed_forward(self) -> int:
-        """The width between the two parts of a feed-forward layer."""
-        return self.intermediate or 4 * self.width
-
-    def settings(self) -> dict[str, Any]:
-        """In the words of most configurations."""
-        return {
-            "hidden_size": self.width,
-            "num_hidden_layers": self.layers,
-            "num_attention_heads": self.heads,
-            "intermediate_size": self.feed_forward,
-            "hidden_dropout_prob": self.dropout,
-            "attention_probs_dropout_prob": self.dropout,
-            "attn_implementation": self.attention,
-        }
+# Our options in the words of the libraries' configurations.
+_WORDS = {
+    "width": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "intermediate": "intermediate_size",
+    "dropout": "hidden_dropout_prob attention_probs_dropout_prob",
+    "attention": "attn_implementation",
+    "vocab": "vocab_size",
+}
+_GPT2_WORDS = {
+    **_WORDS,
+    "width": "n_embd",
+    "layers": "n_layer",
+    "heads": "n_head",
+    "intermediate": "n_inner",
+    "dropout": "resid_pdrop embd_pdrop attn_pdrop",
+}
+_T5_WORDS = {
+    **_WORDS,
+    "width": "d_model",
+    "layers": "num_layers",
+    "heads": "num_heads",
+    "intermediate": "d_ff",
+    "dropout": "dropout_rate",
+}
+_LLAMA_THEIR_WORDS = {**_WORDS, "dropout": "attention_dropout"}
 
 
 def gpt2(
-    name: str,
-    *,
-    batch: int,
-    sequence: int,
-    vocab: int,
-    positions: int,
-    **blocks: Any,
+    name: str, *, batch: int, sequence: int, positions: int, **sizes: Any
 ) -> Built:
     """GPT-2 with its language-model head."""
-    stack = Stack(name, **blocks)
-    library = transformers()
-    config = library.GPT2Config(
-        vocab_size=vocab,
+    vocab = sizes["vocab"]
+    settings = _settings(name, sizes, _GPT2_WORDS)
+    config = transformers().GPT2Config(
         n_positions=max(positions, sequence),
-        n_embd=stack.width,
-        n_layer=stack.layers,
-        n_head=stack.heads,
-        n_inner=stack.intermediate,
-        resid_pdrop=stack.dropout,
-        embd_pdrop=stack.dropout,
-        attn_pdrop=stack.dropout,
         # The published ids lie outside a smaller vocabulary.
         bos_token_id=vocab - 1,
         eos_token_id=vocab - 1,
         use_cache=False,
-        attn_implementation=stack.attention,
+        **settings,
     )
-    model = library.GPT2LMHeadModel(config)
+    model = transformers().GPT2LMHeadModel(config)
     # The library falls back to this very loss with a warning, which on a first step
     # under torch.compile breaks the graph before the loss.
     model.loss_type = "ForCausalLM"
     return model, _text(vocab, batch, sequence), None
 
 
-def llama(
-    name: str,
-    *,
-    size: str,
-    batch: int,
-    sequence: int,
-    dropout: float,
-    attention: str,
-    **sizes: int | None,
-) -> Built:
+def llama(name: str, *, size: str, batch: int, sequence: int, **given: Any) -> Built:
     """Llama with its language-model head."""
-    chosen = dict(zip(_LLAMA_WORDS, _LLAMA_SIZES[size], strict=True))
-    chosen |= {word: value for word, value in sizes.items() if value is not None}
-    check_heads(name, chosen["width"], chosen["heads"])
-    if chosen["heads"] % chosen["kv_heads"]:
+    sizes: dict[str, Any] = dict(zip(_LLAMA_WORDS, _LLAMA_SIZES[size], strict=True))
+    sizes |= {word: value for word, value in given.items() if value is not None}
+    settings = _settings(name, sizes, _LLAMA_THEIR_WORDS)
+    if sizes["heads"] % sizes["kv_heads"]:
         raise InvalidArgumentError(
-            f"kv_heads={chosen['kv_heads']} of model {name!r}",
-            f"{chosen['heads']} heads cannot share them evenly",
-            f"Use a divisor of {chosen['heads']}",
+            f"kv_heads={sizes['kv_heads']} of model {name!r}",
+            f"{sizes['heads']} heads cannot share them evenly",
+            f"Use a divisor of {sizes['heads']}",
         )
-    library = transformers()
-    config = library.LlamaConfig(
-        vocab_size=chosen["vocab"],
-        hidden_size=chosen["width"],
-        intermediate_size=chosen["intermediate"],
-        num_hidden_layers=chosen["layers"],
-        num_attention_heads=chosen["heads"],
-        num_key_value_heads=chosen["kv_heads"],
+    config = transformers().LlamaConfig(
         max_position_embeddings=max(8_192, sequence),
         rope_parameters={"rope_type": "default", "rope_theta": 500_000.0},
-        attention_dropout=dropout,
         tie_word_embeddings=size in _LLAMA_TIED,
         bos_token_id=0,
         eos_token_id=0,
         use_cache=False,
-        attn_implementation=attention,
+        **settings,
     )
-    model = library.LlamaForCausalLM(config)
-    return model, _text(chosen["vocab"], batch, sequence), None
+    model = transformers().LlamaForCausalLM(config)
+    return model, _text(sizes["vocab"], batch, sequence), None
 
 
 def bert(
-    name: str,
-    *,
-    batch: int,
-    sequence: int,
-    vocab: int,
-    positions: int,
-    **blocks: Any,
+    name: str, *, batch: int, sequence: int, positions: int, **sizes: Any
 ) -> Built:
     """BERT with its masked-language-model head; 15 % of the tokens are asked for."""
-    stack = Stack(name, **blocks)
-    library = transformers()
-    config = library.BertConfig(
-        vocab_size=vocab,
+    config = transformers().BertConfig(
         max_position_embeddings=max(positions, sequence),
         pad_token_id=0,
         use_cache=False,
-        **stack.settings(),
+        **_settings(name, sizes, _WORDS),
     )
-    inputs = _text(vocab, batch, sequence)
+    inputs = _text(sizes["vocab"], batch, sequence)
     asked = torch.rand(batch, sequence, dtype=torch.float32) < _MASKED_FRACTION
     # Without any asked token the loss would be 0 / 0.
     asked[:, 0] = True
     inputs["labels"] = inputs["labels"].masked_fill(~asked, _IGNORED_LABEL)
-    return library.BertForMaskedLM(config), inputs, None
+    return transformers().BertForMaskedLM(config), inputs, None
 
 
 def t5(
-    name: str,
-    *,
-    batch: int,
-    sequence: int,
-    target: int | None,
-    vocab: int,
-    **blocks: Any,
+    name: str, *, batch: int, sequence: int, target: int | None, **sizes: Any
 ) -> Built:
     """T5 that reads `sequence` tokens and answers with `target` tokens."""
-    stack = Stack(name, **blocks)
-    library = transformers()
-    config = library.T5Config(
-        vocab_size=vocab,
-        d_model=stack.width,
-        d_kv=stack.width // stack.heads,
-        d_ff=stack.feed_forward,
-        num_layers=stack.layers,
-        num_heads=stack.heads,
-        dropout_rate=stack.dropout,
+    config = transformers().T5Config(
+        d_kv=sizes["width"] // sizes["heads"],
         pad_token_id=0,
         decoder_start_token_id=0,
         use_cache=False,
-        attn_implementation=stack.attention,
+        **_settings(name, sizes, _T5_WORDS),
     )
-    model = library.T5ForConditionalGeneration(config)
+    model = transformers().T5ForConditionalGeneration(config)
     inputs = {
-        "input_ids": torch.randint(vocab, (batch, sequence)),
-        "labels": torch.randint(vocab, (batch, target or sequence)),
+        "input_ids": torch.randint(sizes["vocab"], (batch, sequence)),
+        "labels": torch.randint(sizes["vocab"], (batch, target or sequence)),
     }
     return model, inputs, None
 
 
 def vit(
-    name: str,
-    *,
-    batch: int,
-    image: int,
-    classes: int,
-    patch: int,
-    **blocks: Any,
+    name: str, *, batch: int, image: int, classes: int, patch: int, **sizes: Any
 ) -> Built:
     """A vision transformer that classifies."""
-    stack = Stack(name, **blocks)
+    settings = _settings(name, sizes, _WORDS)
     if image % patch:
         raise InvalidArgumentError(
             f"image={image} of model {name!r}",
-            f"it is no whole number of patches of {patch} pixels",
+            f"it is not a whole number of patches of {patch} pixels",
             f"Use a multiple of {patch}",
         )
-    library = transformers()
-    config = library.ViTConfig(
+    config = transformers().ViTConfig(
         image_size=image,
         patch_size=patch,
         num_labels=classes,
         # Otherwise the loss is guessed from the labels at the first step.
         problem_type="single_label_classification",
-        **stack.settings(),
+        **settings,
     )
     inputs = {
         "pixel_values": torch.randn(batch, 3, image, image),
         "labels": torch.randint(classes, (batch,)),
     }
-    return library.ViTForImageClassification(config), inputs, None
+    return transformers().ViTForImageClassification(config), inputs, None
+
+
+def _settings(
+    name: str, sizes: Mapping[str, Any], words: Mapping[str, str]
+) -> dict[str, Any]:
+    """The sizes of the blocks in the words of one configuration."""
+    check_heads(name, sizes["width"], sizes["heads"])
+    sizes = {**sizes, "intermediate": sizes["intermediate"] or 4 * sizes["width"]}
+    return {word: v for ours, v in sizes.items() for word in words[ours].split()}
 
 
 def _text(vocab: int, batch: int, sequence: int) -> dict[str, Tensor]:

@@ -67,19 +67,15 @@ def load(name: str) -> Planner:
             "no planner has this name" + (f"; {close[0]!r} is close" if close else ""),
             f"Use one of: {', '.join(available())}",
         )
-    builtin = {m.name for m in pkgutil.iter_modules(__path__)}
-    if name in builtin:
-        function: PlanFunction = import_module(f"lowtide.planners.{name}").plan
+    function: PlanFunction
+    if name in (m.name for m in pkgutil.iter_modules(__path__)):
+        function = import_module(f"lowtide.planners.{name}").plan
     else:
-        (entry,) = [
-            e for e in entry_points(group="lowtide.planners") if e.name == name
-        ][:1]
-        function = entry.load()
-    doc = inspect.getdoc(inspect.getmodule(function)) or ""
-    return Planner(name, function, doc)
+        found = entry_points(group="lowtide.planners", name=name)
+        function = next(iter(found)).load()
+    return Planner(name, function, inspect.getdoc(inspect.getmodule(function)) or "")
 
 
 def least_peak_bytes(step: StepGraph) -> int:
     """The lowest peak that the best planner finds on this step."""
-    best = "auto" if "auto" in available() else "recompute_all"
-    return load(best).plan(step, None).peak_bytes
+    return load("auto").plan(step, None).peak_bytes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,14 +61,6 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
-    """Values of some integral columns to begin with."""
-
-    columns: list[int]
-    values: list[float]
-
-
-@dataclass(frozen=True, slots=True)
 class Answer:
     """What the solver found: `values` is empty if it found nothing.
 
@@ -81,8 +72,8 @@ class Answer:
     bound: float
     is_optimal: bool
     is_infeasible: bool
-    seconds: float
-    iterations: int = 0
+    iterations: int
+    rounds: int
 
 
 def load_highs() -> Any:
@@ -99,50 +90,75 @@ def solve(
     *,
     time_limit: float,
     relaxed: bool = False,
-    start: Start | None = None,
+    start: Mapping[int, float] | None = None,
     target: float | None = None,
+    iterations: int | None = None,
+    rounds: int | None = None,
+    presolve: bool = True,
 ) -> Answer:
     """Minimise; with `relaxed` the integral columns may take any value.
 
-    `target` is an objective that is good enough.
+    `start` holds values of some integral columns to begin with, `target` is an
+    objective that is good enough, `iterations` the most steps of the simplex method and
+    `rounds` the most rounds of a program in whole numbers: unlike the time they do not
+    depend on the machine.
     """
     highspy = load_highs()
-    began = time.monotonic()
     highs = highspy.Highs()
-    for name, value in {
+    options = {
         "output_flag": False,
         "threads": 1,
         "random_seed": 0,
         "time_limit": max(0.05, time_limit),
         "mip_rel_gap": 1e-9,
         "mip_abs_gap": 1e-7,
-    }.items():
+        **({} if target is None else {"objective_target": target}),
+    }
+    for name, value in options.items():
         highs.setOptionValue(name, value)
-    if target is not None:
-        highs.setOptionValue("objective_target", target)
+    if iterations is not None:
+        highs.setOptionValue("simplex_iteration_limit", iterations)
+    count = _Rounds(rounds)
+    if rounds is not None:
+        # What is wanted of such a program is its bound: plans come from elsewhere.
+        highs.setOptionValue("mip_heuristic_effort", 0.0)
+        highs.cbMipInterrupt.subscribe(count.look)
+    if not presolve:
+        highs.setOptionValue("presolve", "off")
     highs.passModel(_model(highspy, program, relaxed))
     if start is not None and not relaxed:
-        index = np.asarray(start.columns, np.int32)
-        highs.setSolution(len(index), index, np.asarray(start.values, np.float64))
+        index, values = np.array([*start], np.int32), np.array([*start.values()], float)
+        highs.setSolution(len(index), index, values)
     highs.run()
-    status = highs.getModelStatus()
-    states = highspy.HighsModelStatus
     info = highs.getInfo()
-    has_values = (
-        info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
-    )
-    optimal = status == states.kOptimal
+    feasible = highspy.SolutionStatus.kSolutionStatusFeasible
+    status = highs.getModelStatus()
+    optimal = status == highspy.HighsModelStatus.kOptimal
     bound = info.objective_function_value if optimal else -float("inf")
     if not optimal and not relaxed and np.isfinite(info.mip_dual_bound):
         bound = info.mip_dual_bound
+    has_values = info.primal_solution_status == feasible
     return Answer(
         values=tuple(highs.getSolution().col_value) if has_values else (),
         bound=bound,
         is_optimal=optimal,
-        is_infeasible=status == states.kInfeasible,
-        seconds=time.monotonic() - began,
+        is_infeasible=status == highspy.HighsModelStatus.kInfeasible,
         iterations=max(0, info.simplex_iteration_count),
+        rounds=count.done,
     )
+
+
+class _Rounds:
+    """Counts how often the solver asks whether to go on, and says no in the end."""
+
+    def __init__(self, most: int | None) -> None:
+        self.most = most
+        self.done = 0
+
+    def look(self, event: Any) -> None:
+        self.done += 1
+        if self.most is not None and self.done >= self.most:
+            event.data_in.user_interrupt = True
 
 
 def _model(highspy: Any, program: Program, relaxed: bool) -> Any:

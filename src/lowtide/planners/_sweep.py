@@ -7,6 +7,7 @@ low can the peak get for this much time". Both are torch-free.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from lowtide.errors import BudgetTooSmallError, InvalidArgumentError
@@ -15,6 +16,9 @@ from lowtide.step.format import format_bytes, format_percent
 from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan
 from lowtide.step.units import Budget, to_bytes
+
+# How often `lowest_peak` halves the range of budgets, with planners other than `auto`.
+_HALVINGS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +57,8 @@ class Frontier:
         """
         fitting = [p for p in self.points if p.peak_bytes <= budget_bytes]
         if not fitting:
-            raise BudgetTooSmallError(
-                budget_bytes, min(p.peak_bytes for p in self.points)
-            )
+            least = min(p.peak_bytes for p in self.points)
+            raise BudgetTooSmallError(budget_bytes, least)
         return min(fitting, key=lambda p: p.seconds)
 
     def __str__(self) -> str:
@@ -95,13 +98,14 @@ def sweep(
     points: list[Point] = []
     unreachable: list[int] = []
     for budget, plan in zip(wanted, found, strict=True):
-        fits = plan is not None and plan.peak_bytes <= budget
-        if best.peak_bytes > budget and not fits:
+        # Of equals the plan of this budget: its bound is that of its own budget.
+        fitting = [p for p in (plan, best) if p and p.peak_bytes <= budget]
+        if fitting:
+            best = min(fitting, key=lambda p: p.seconds)
+            numbers = best.peak_bytes, best.seconds, best.overhead
+            points.append(Point(budget, *numbers, best))
+        else:
             unreachable.append(budget)
-            continue
-        if plan is not None and fits and not _is_better(best, plan, budget):
-            best = plan  # of equals this one: its bound is that of its own budget
-        points.append(Point(budget, best.peak_bytes, best.seconds, best.overhead, best))
     if not points:
         raise BudgetTooSmallError(max(wanted), lowest.peak_bytes)
     return Frontier(
@@ -113,11 +117,6 @@ def sweep(
         baseline_seconds=step.baseline_seconds,
         unreachable=tuple(unreachable),
     )
-
-
-def _is_better(known: Plan, other: Plan, budget: int) -> bool:
-    """Whether the plan of a lower budget is to be used for this one as well."""
-    return known.peak_bytes <= budget and known.seconds < other.seconds
 
 
 def _budgets(
@@ -143,14 +142,16 @@ def _plans(
         from lowtide.planners.auto import frontier
 
         return frontier(step, budgets, time_limit=time_limit)
-    found: list[Plan | None] = []
-    for budget in budgets:
-        try:
-            limit = time_limit / len(budgets)
-            found.append(load(planner).plan(step, budget, time_limit=limit))
-        except BudgetTooSmallError:
-            found.append(None)
-    return found
+    limit = time_limit / len(budgets)
+    return [_plan_or_none(step, planner, budget, limit) for budget in budgets]
+
+
+def _plan_or_none(
+    step: StepGraph, planner: str, budget_bytes: int, time_limit: float
+) -> Plan | None:
+    with suppress(BudgetTooSmallError):
+        return load(planner).plan(step, budget_bytes, time_limit=time_limit)
+    return None
 
 
 def _knee(points: Sequence[Point]) -> Point:
@@ -193,23 +194,12 @@ def lowest_peak(
         from lowtide.planners.auto import lowest_within
 
         return lowest_within(step, limit_seconds, time_limit=time_limit)
-    return _bisect(step, limit_seconds, planner, time_limit)
-
-
-def _bisect(
-    step: StepGraph, limit_seconds: float, planner: str, time_limit: float
-) -> Plan:
     best = load("keep_all").plan(step, None)
     low, high = step.resident_bytes, best.peak_bytes
-    steps = 10
-    for _ in range(steps):
+    for _ in range(_HALVINGS):
         middle = (low + high) // 2
-        try:
-            plan = load(planner).plan(step, middle, time_limit=time_limit / steps)
-        except BudgetTooSmallError:
-            low = middle
-            continue
-        if plan.seconds <= limit_seconds * (1 + 1e-12):
+        plan = _plan_or_none(step, planner, middle, time_limit / _HALVINGS)
+        if plan and plan.seconds <= limit_seconds * (1 + 1e-12):
             best = min(best, plan, key=lambda p: (p.peak_bytes, p.seconds))
             high = min(middle, plan.peak_bytes)
         else:

@@ -39,6 +39,7 @@ runs, or running an op twice in one stage, can be better.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 
 from lowtide.errors import BudgetTooSmallError
@@ -67,19 +68,24 @@ def plan(
     """The fastest plan found under the budget, or the lowest peak found."""
     load_highs()
     search = _Search(step, budget_bytes, time_limit)
-    if budget_bytes is None:
-        floor_bytes = search.lowest(None).peak_bytes
-        return search.fastest(floor_bytes, "checkmate", None)
-    if fastest_within(search.members, budget_bytes) is None:
+    limit_bytes = budget_bytes
+    if limit_bytes is None or fastest_within(search.members, limit_bytes) is None:
         reached = search.lowest(budget_bytes)
-        if reached.peak_bytes > budget_bytes:
+        if limit_bytes is None:
+            limit_bytes = reached.peak_bytes
+        elif reached.peak_bytes > limit_bytes:
+            schedule = with_frees(step, reached.sequence)
             return plan_or_raise(
-                step,
-                with_frees(step, reached.sequence),
-                planner="checkmate",
-                budget_bytes=budget_bytes,
+                step, schedule, planner="checkmate", budget_bytes=budget_bytes
             )
-    return search.fastest(budget_bytes, "checkmate", budget_bytes)
+    best, proof = search.fastest(limit_bytes)
+    return make_plan(
+        step,
+        with_frees(step, best.sequence),
+        planner="checkmate",
+        budget_bytes=budget_bytes,
+        proof=proof,
+    )
 
 
 class _Search:
@@ -89,48 +95,44 @@ class _Search:
         self, step: StepGraph, budget_bytes: int | None, time_limit: float
     ) -> None:
         self.step = step
-        self.deadline = time.monotonic() + time_limit
         self.began = time.monotonic()
+        self.time_limit = time_limit
         self.stages = Stages(step)
         choices = self.stages.num_choices()
         self.is_exact = choices <= _EXACT_CHOICES * time_limit
         self.is_relaxed = not self.is_exact and choices <= _RELAXED_CHOICES * time_limit
-        self.patience = time_limit
         self.unit_bytes = max(1.0, step.baseline_peak_bytes / 1000)
-        self.members: list[Tried] = []
+        self.members = [Tried.of(step, step.baseline)]
         self._seed(budget_bytes)
 
     @property
     def left(self) -> float:
         """Seconds until the time limit."""
-        return self.deadline - time.monotonic()
-
-    def add(self, sequence: list[int]) -> None:
-        """Take in a sequence if it is valid."""
-        self.members.append(Tried.of(self.step, sequence))
+        return self.began + self.time_limit - time.monotonic()
 
     def _seed(self, budget_bytes: int | None) -> None:
-        """The baseline, and the simpler planners' answers brought into this form."""
-        self.add(list(self.step.baseline))
+        """The simpler planners' answers, brought into this form."""
         rules = [feng.plan, dtr.plan]
-        if len(self.step.baseline) <= _SLOW_RULE_OPS * self.patience:
+        if len(self.step.baseline) <= _SLOW_RULE_OPS * self.time_limit:
             rules.append(mu_two.plan)
         for rule in rules:
-            self._add_rule(rule(self.step, None))
+            self._add(carried_by(self.stages, rule(self.step, None).ops))
         floor = min(m.peak_bytes for m in self.members)
         if budget_bytes is None or budget_bytes < floor:
             return
         for rule in rules:
             with suppress(BudgetTooSmallError):
-                self._add_rule(rule(self.step, budget_bytes))
+                self._add(carried_by(self.stages, rule(self.step, budget_bytes).ops))
         if not self.is_exact:
             # A rule may by chance go lower under a budget than it can without one, but
             # no answer may lie below what is said to be the floor.
             self.members = [m for m in self.members if m.peak_bytes >= floor]
 
-    def _add_rule(self, plan: Plan) -> None:
-        carried = carried_by(self.stages, plan.ops)
-        self.add(sequence_carrying(self.stages, carried))
+    def _add(self, carried: Sequence[set[int]], runs: Sequence[set[int]] = ()) -> Tried:
+        """Take in what carries this into the stages."""
+        sequence = sequence_carrying(self.stages, carried, runs)
+        self.members.append(Tried.of(self.step, sequence))
+        return self.members[-1]
 
     def lowest(self, target_bytes: int | None) -> Tried:
         """The member with the lowest peak, after a search for lower ones.
@@ -139,58 +141,46 @@ class _Search:
         """
         if self.is_exact and self.left > 0:
             model = Model(self.stages, self.unit_bytes, None)
-            best = lowest(self.members)
             answer = solve(
                 model.program,
                 # Half for the peak, the rest for the time at that peak.
                 time_limit=self.left / 2,
-                start=model.start(best.sequence),
+                start=model.start(lowest(self.members).sequence),
                 target=None if target_bytes is None else target_bytes / self.unit_bytes,
             )
             self._take(model, answer)
         elif self.is_relaxed:
-            model = Model(self.stages, self.unit_bytes, None)
-            answer = solve(model.program, time_limit=self.patience, relaxed=True)
-            self._round(model, answer)
+            self._round(None)
         return lowest(self.members)
 
-    def fastest(self, limit_bytes: int, planner: str, budget_bytes: int | None) -> Plan:
-        """The plan with the least time under a limit that some member keeps."""
+    def fastest(self, limit_bytes: int) -> tuple[Tried, Proof]:
+        """The fastest under a limit that some member keeps, after a search."""
         bound, stopped_by = self.step.baseline_seconds, "size_limit"
-        known = fastest_within(self.members, limit_bytes)
-        assert known is not None
-        if known.seconds <= bound:
+        best = fastest_within(self.members, limit_bytes)
+        assert best is not None
+        if best.seconds <= bound:
             stopped_by = "optimal"
         elif self.is_exact:
-            bound, stopped_by = self._exact(limit_bytes, known)
+            bound, stopped_by = self._exact(limit_bytes, best)
         elif self.is_relaxed:
-            bound, stopped_by = self._relaxed(limit_bytes)
+            # The paper solves for a tenth less, so that rounding up still fits.
+            bound, stopped_by = self._round(limit_bytes), "rounding"
+            self._round(int(0.9 * limit_bytes))
         best = fastest_within(self.members, limit_bytes)
         assert best is not None
         if stopped_by == "optimal":
             bound = best.seconds
         bound = min(max(bound, self.step.baseline_seconds), best.seconds)
-        proof = Proof(
-            bound_seconds=bound,
-            gap=1.0 - bound / best.seconds if best.seconds > 0 else 0.0,
-            stopped_by=stopped_by,
-            search_seconds=time.monotonic() - self.began,
-        )
-        return make_plan(
-            self.step,
-            with_frees(self.step, best.sequence),
-            planner=planner,
-            budget_bytes=budget_bytes,
-            proof=proof,
-        )
+        gap = 1.0 - bound / best.seconds if best.seconds > 0 else 0.0
+        seconds = time.monotonic() - self.began
+        return best, Proof(bound, gap, stopped_by, search_seconds=seconds)
 
     def _exact(self, limit_bytes: int, known: Tried) -> tuple[float, str]:
         asked = limit_bytes
         while True:
             model = Model(self.stages, self.unit_bytes, asked)
-            answer = solve(
-                model.program, time_limit=self.left, start=model.start(known.sequence)
-            )
+            start = model.start(known.sequence)
+            answer = solve(model.program, time_limit=self.left, start=start)
             taken = self._take(model, answer)
             over = 0 if taken is None else taken.peak_bytes - limit_bytes
             # The solver's tolerance can let a few bytes too many pass: ask for less.
@@ -201,36 +191,26 @@ class _Search:
         proven = answer.is_optimal and asked == limit_bytes
         return bound, "optimal" if proven else "time_limit"
 
-    def _relaxed(self, limit_bytes: int) -> tuple[float, str]:
-        bound = self.step.baseline_seconds
-        # The paper solves for a tenth less, so that rounding up still fits.
-        for asked in (limit_bytes, int(0.9 * limit_bytes)):
-            model = Model(self.stages, self.unit_bytes, asked)
-            answer = solve(model.program, time_limit=self.patience, relaxed=True)
-            if asked == limit_bytes and answer.is_optimal:
-                bound += answer.bound * model.unit_seconds
-            self._round(model, answer)
-        return bound, "rounding"
-
     def _take(self, model: Model, answer: Answer) -> Tried | None:
         if not answer.values:
             return None
-        runs = [
-            {i for i, c in columns.items() if answer.values[c] > 0.5}
-            for columns in model.rerun
-        ]
-        self.add(sequence_carrying(self.stages, _carried(model, answer, 0.5), runs))
-        return self.members[-1]
+        return self._add(
+            _chosen(model.carry, answer, 0.5), _chosen(model.rerun, answer, 0.5)
+        )
 
-    def _round(self, model: Model, answer: Answer) -> None:
-        if answer.values:
-            for threshold in _THRESHOLDS:
-                carried = _carried(model, answer, threshold)
-                self.add(sequence_carrying(self.stages, carried))
+    def _round(self, limit_bytes: int | None) -> float:
+        """Solve without "0 or 1", round, and return a bound on the seconds."""
+        model = Model(self.stages, self.unit_bytes, limit_bytes)
+        answer = solve(model.program, time_limit=self.time_limit, relaxed=True)
+        for threshold in _THRESHOLDS if answer.values else ():
+            self._add(_chosen(model.carry, answer, threshold))
+        extra = answer.bound * model.unit_seconds if answer.is_optimal else 0.0
+        return self.step.baseline_seconds + extra
 
 
-def _carried(model: Model, answer: Answer, threshold: float) -> list[set[int]]:
-    return [
-        {s for s, c in columns.items() if answer.values[c] > threshold}
-        for columns in model.carry
-    ]
+def _chosen(
+    columns: Sequence[dict[int, int]], answer: Answer, threshold: float
+) -> list[set[int]]:
+    """For each stage, what has a column above the threshold."""
+    values = answer.values
+    return [{i for i, c in stage.items() if values[c] > threshold} for stage in columns]

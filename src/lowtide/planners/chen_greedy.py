@@ -22,12 +22,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from lowtide.planners._chain import Chain, chain_of
-from lowtide.planners._chain.segments import (
-    kept_sequences,
-    ladder,
-    num_levels,
-    plan_of_sequences,
-)
+from lowtide.planners._chain.segments import num_levels, plan_of_sequences, sequences_at
 from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan
 
@@ -39,21 +34,14 @@ def plan(
 ) -> Plan:
     """The fastest plan of a greedy walk that fits, or that of least peak."""
     del time_limit
-    return plan_of_sequences(
-        step, _sequences, planner="chen_greedy", budget_bytes=budget_bytes
-    )
+    return plan_of_sequences(step, _sequences, "chen_greedy", budget_bytes)
 
 
-def _sequences(step: StepGraph) -> Iterator[tuple[int, ...]]:
+def _sequences(step: StepGraph) -> Iterator[list[int]]:
     chain = chain_of(step, max_cuts=192)
     walks = dict.fromkeys(_greedy(chain, bound) for bound in _bounds(chain))
     levels = max(4, num_levels(step) // 2)
-    found = [
-        candidate
-        for cuts in walks
-        for candidate in ladder(chain.at(cuts), levels=levels, reach=1)
-    ]
-    return kept_sequences(step, found)
+    return sequences_at([chain.at(cuts) for cuts in walks], levels)
 
 
 def _bounds(chain: Chain) -> list[int]:

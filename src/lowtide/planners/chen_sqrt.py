@@ -19,12 +19,7 @@ from collections.abc import Iterator
 
 from lowtide.chains import sqrt_n
 from lowtide.planners._chain import chain_of
-from lowtide.planners._chain.segments import (
-    kept_sequences,
-    ladder,
-    num_levels,
-    plan_of_sequences,
-)
+from lowtide.planners._chain.segments import num_levels, plan_of_sequences, sequences_at
 from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan
 
@@ -36,15 +31,10 @@ def plan(
 ) -> Plan:
     """The fastest plan with equally spaced cuts that fits, or that of least peak."""
     del time_limit
-    return plan_of_sequences(
-        step, _sequences, planner="chen_sqrt", budget_bytes=budget_bytes
-    )
+    return plan_of_sequences(step, _sequences, "chen_sqrt", budget_bytes)
 
 
-def _sequences(step: StepGraph) -> Iterator[tuple[int, ...]]:
-    found = []
-    for max_cuts in _GRAINS:
-        chain = chain_of(step, max_cuts=max_cuts)
-        cuts = sqrt_n([1] * len(chain)).kept
-        found += ladder(chain.at(cuts), levels=num_levels(step), reach=1)
-    return kept_sequences(step, found)
+def _sequences(step: StepGraph) -> Iterator[list[int]]:
+    chains = [chain_of(step, max_cuts=max_cuts) for max_cuts in _GRAINS]
+    even = [chain.at(sqrt_n([1] * len(chain)).kept) for chain in chains]
+    return sequences_at(even, num_levels(step))

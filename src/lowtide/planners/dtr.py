@@ -36,12 +36,11 @@ last, and near its floor recomputes the same storages many times.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
 
 from lowtide.planners._tried import Tried, best_plan
 from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan
-from lowtide.step.schedule import make_plan, with_frees
 
 _THRASHING = 5  # times the ops or the seconds of the baseline
 _PROBES = 16
@@ -55,20 +54,14 @@ def plan(
     """The plan of the rule under this limit, or under the least one that works."""
     del time_limit
     facts = _Facts(step)
-    if budget_bytes is not None:
-        sequence: Sequence[int] | None = step.baseline
-        # If everything fits, nothing is ever asked for again, so nothing is held in
-        # case it might be.
-        if step.baseline_peak_bytes > budget_bytes:
-            sequence = _Cache(facts, budget_bytes).run()
-        if sequence is not None:
-            return make_plan(
-                step,
-                with_frees(step, sequence),
-                planner="dtr",
-                budget_bytes=budget_bytes,
-            )
-    tried = _narrowed(facts)
+    # If everything fits, nothing is ever asked for again, so nothing is held in case it
+    # might be.
+    tried = [Tried.of(step, step.baseline)]
+    if budget_bytes is None:
+        tried = _narrowed(facts)
+    elif step.baseline_peak_bytes > budget_bytes:
+        sequence = _Cache(facts, budget_bytes).run()
+        tried = [Tried.of(step, sequence)] if sequence else _narrowed(facts)
     return best_plan(step, tried, planner="dtr", budget_bytes=budget_bytes)
 
 
@@ -81,10 +74,9 @@ def _narrowed(facts: _Facts) -> list[Tried]:
 
     def works(limit: int) -> bool:
         sequence = _Cache(facts, limit).run()
-        if sequence is None:
-            return False
-        found.append(Tried.of(step, sequence))
-        return True
+        if sequence is not None:
+            found.append(Tried.of(step, sequence))
+        return sequence is not None
 
     # A failure says nothing of lower limits, so look from below before bisecting.
     probes = _PROBES if len(step.baseline) <= _FEW_OPS else _PROBES // 4
@@ -110,16 +102,14 @@ class _Facts:
         count = len(step.storages)
         self.remaker = step.remakers
         self.seconds = [step.ops[i].seconds if i >= 0 else 0.0 for i in self.remaker]
-        self.held = [s.resident for s in step.storages]
-        for s in step.outputs:
-            self.held[s] = True
+        self.held = frozenset(step.outputs).union(step.resident)
         # Storages from which each can be made, and those that can be made from it.
         self.parents: list[list[int]] = [[] for _ in range(count)]
         self.children: list[list[int]] = [[] for _ in range(count)]
         for s, number in enumerate(self.remaker):
             if number >= 0:
                 for r in step.ops[number].reads:
-                    if not self.held[r]:
+                    if r not in self.held:
                         self.parents[s].append(r)
                         self.children[r].append(s)
         self.last_use = [-1] * count
@@ -137,23 +127,18 @@ class _Facts:
         # Only ops of one piece can run at a time: what another piece reads is held.
         self.evictable = [
             number >= 0
-            and not self.held[s]
+            and s not in self.held
             and step.sizes[s] > 0
             and readers[s] <= {step.ops[number].piece}
             for s, number in enumerate(self.remaker)
         ]
-        self.last_need = self._last_need()
-
-    def _last_need(self) -> list[int]:
-        """The last position at which each is read or something may be made from it."""
-        need = list(self.last_use)
+        # The last position at which each is read or something may be made from it.
+        self.last_need = need = list(self.last_use)
         for number in sorted(set(self.remaker) - {-1}, reverse=True):
-            op = self.step.ops[number]
-            made = [s for s in op.writes if self.remaker[s] == number]
-            latest = max((need[s] for s in made), default=-1)
+            op = step.ops[number]
+            latest = max(need[s] for s in op.writes if self.remaker[s] == number)
             for s in op.reads:
                 need[s] = max(need[s], latest)
-        return need
 
     def least_bytes(self, number: int) -> int:
         """Bytes there must be for this op alone."""
@@ -182,14 +167,14 @@ class _Cache:
 
     def run(self) -> list[int] | None:
         """The ops in the order they ran, or None if the limit was too low."""
-        expiring: dict[int, list[int]] = {}
+        expiring: dict[int, list[int]] = defaultdict(list)
         for s, position in enumerate(self.facts.last_need):
-            expiring.setdefault(position, []).append(s)
+            expiring[position].append(s)
         for position, number in enumerate(self.step.baseline):
             self.position = position
             if not self._perform(number):
                 return None
-            for s in (*self.step.ops[number].reads, *expiring.get(position, ())):
+            for s in (*self.step.ops[number].reads, *expiring[position]):
                 self._drop_if_done(s, position)
         return self.sequence
 
@@ -199,12 +184,11 @@ class _Cache:
         while frames:
             number, reads = frames[-1]
             for s in reads:
+                self.pins[s] += 1  # What is not alive yet is held from its making on.
                 if s not in self.alive:
                     again = self.facts.remaker[s]
                     frames.append((again, iter(self.step.ops[again].reads)))
-                    self.pins[s] += 1  # Not alive yet, but held from its making on.
                     break
-                self.pins[s] += 1
             else:
                 if not self._execute(number):
                     return False
@@ -236,10 +220,9 @@ class _Cache:
     def _drop_if_done(self, s: int, position: int) -> None:
         """Evict a storage for which there is no use after this position."""
         facts = self.facts
-        if s not in self.alive or self.pins[s] or facts.held[s]:
-            return
         last = facts.last_use[s] if facts.evictable[s] else facts.last_need[s]
-        if last <= position:
+        is_free = s in self.alive and not self.pins[s] and s not in facts.held
+        if is_free and last <= position:
             self._evict(s)
 
     def _evict_one(self) -> bool:
@@ -286,15 +269,13 @@ class _Classes:
         """Join the storage's class with those of its evicted neighbours."""
         if self.facts.remaker[s] < 0:
             return
-        root = len(self.leader)
+        root = self.member[s] = len(self.leader)
         self.leader.append(root)
         self.seconds.append(self.facts.seconds[s])
-        self.member[s] = root
-        for other in self._neighbours(s):
-            found = self.find(other)
-            if found != root:
-                self.leader[found] = root
-                self.seconds[root] += self.seconds[found]
+        for near in map(self.find, self._neighbours(s)):
+            if near != root:
+                self.leader[near] = root
+                self.seconds[root] += self.seconds[near]
 
     def remade(self, s: int) -> None:
         """Take the storage out: its class keeps the rest of the seconds."""

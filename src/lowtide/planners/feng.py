@@ -40,9 +40,9 @@ stretch is best recomputed in nested parts.
 
 from __future__ import annotations
 
-from lowtide.planners._feng.cover import Cover, Covering
+from lowtide.planners._feng.cover import Covering
 from lowtide.planners._feng.division import divide
-from lowtide.planners._feng.vertices import Vertices, forward_vertices
+from lowtide.planners._feng.vertices import forward_vertices
 from lowtide.planners._memory import recall
 from lowtide.planners._tried import Tried, best_plan
 from lowtide.step.graph import StepGraph
@@ -65,29 +65,15 @@ def plan(
     return best_plan(step, tried, planner="feng", budget_bytes=budget_bytes)
 
 
-def optimum(step: StepGraph) -> tuple[Cover, tuple[int, ...]]:
-    """The optimum of the paper's own objective and the storages it keeps."""
-    graph = forward_vertices(step)
-    best = _covering(graph).best()
-    return best, _storages(graph, best)
-
-
 def _simulated(step: StepGraph) -> list[Tried]:
     """What the covers become as sequences, one for each distinct kept set."""
     if step.turn < 0:
         return [Tried.of(step, step.baseline)]
     graph = forward_vertices(step)
+    tree = divide(graph.edges, graph.inner_bytes)
     most = max(_FEWEST_COVERS, min(_MOST_COVERS, _MOST_OPS // len(step.ops)))
-    covers = _covering(graph).distinct(most)
     # Keeping everything is the cover for no stretch at all.
     kept = dict.fromkeys([saved_by_baseline(step)])
-    kept.update(dict.fromkeys(_storages(graph, cover) for cover in covers))
+    for cover in Covering(tree, graph.kept_bytes).distinct(most):
+        kept[tuple(sorted(s for v in cover.vertices for s in graph.storages[v]))] = None
     return [Tried.of(step, sequence_from_kept(step, storages)) for storages in kept]
-
-
-def _covering(graph: Vertices) -> Covering:
-    return Covering(divide(graph.edges, graph.inner_bytes), graph.kept_bytes)
-
-
-def _storages(graph: Vertices, cover: Cover) -> tuple[int, ...]:
-    return tuple(sorted(s for v in cover.vertices for s in graph.storages[v]))

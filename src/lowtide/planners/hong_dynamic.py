@@ -37,12 +37,8 @@ def plan(
 ) -> Plan:
     """The fastest plan of saved and rerun segments that fits, or that of least peak."""
     del time_limit
-    return plan_of_sequences(
-        step, _sequences, planner="hong_dynamic", budget_bytes=budget_bytes
-    )
+    return plan_of_sequences(step, _sequences, "hong_dynamic", budget_bytes)
 
 
-def _sequences(step: StepGraph) -> Iterator[tuple[int, ...]]:
-    chain = rich_chain(step)
-    found = ladder(chain, levels=num_levels(step))
-    return kept_sequences(step, found)
+def _sequences(step: StepGraph) -> Iterator[list[int]]:
+    return kept_sequences(ladder(rich_chain(step), levels=num_levels(step)))

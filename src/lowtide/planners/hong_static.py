@@ -26,13 +26,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from lowtide.planners._chain import Chain, chain_of
-from lowtide.planners._chain.lifetimes import Bytes
-from lowtide.planners._chain.segments import (
-    kept_sequences,
-    ladder,
-    num_levels,
-    plan_of_sequences,
-)
+from lowtide.planners._chain.segments import num_levels, plan_of_sequences, sequences_at
+from lowtide.planners._lifetimes import Bytes
 from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan
 
@@ -44,20 +39,13 @@ def plan(
 ) -> Plan:
     """The fastest plan on a static-optimal path that fits, or that of least peak."""
     del time_limit
-    return plan_of_sequences(
-        step, _sequences, planner="hong_static", budget_bytes=budget_bytes
-    )
+    return plan_of_sequences(step, _sequences, "hong_static", budget_bytes)
 
 
-def _sequences(step: StepGraph) -> Iterator[tuple[int, ...]]:
+def _sequences(step: StepGraph) -> Iterator[list[int]]:
     chain = chain_of(step, max_cuts=128)
     levels = max(4, num_levels(step) // 4)
-    found = [
-        candidate
-        for cuts in static_paths(chain)
-        for candidate in ladder(chain.at(cuts), levels=levels, reach=1)
-    ]
-    return kept_sequences(step, found)
+    return sequences_at([chain.at(cuts) for cuts in static_paths(chain)], levels)
 
 
 def static_paths(chain: Chain) -> list[tuple[int, ...]]:

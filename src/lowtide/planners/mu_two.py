@@ -39,24 +39,20 @@ peak at all.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import takewhile
 
 import numpy as np
 
+from lowtide.planners._lifetimes import Lifetimes
 from lowtide.planners._tried import Tried
 from lowtide.step.graph import StepGraph
-from lowtide.step.plan import Plan, Run
+from lowtide.step.plan import Plan
 from lowtide.step.remake import missing_cone
-from lowtide.step.schedule import (
-    make_plan,
-    must_keep,
-    plan_or_raise,
-    saved_by_baseline,
-    with_frees,
-)
-from lowtide.step.simulate import simulate
+from lowtide.step.schedule import plan_or_raise, walk_baseline, with_frees
 
 # Up to this many choices are simulated one by one; of more, evenly spaced ones, and
 # then those around the best.
@@ -70,42 +66,34 @@ def plan(
 ) -> Plan:
     """The greedy's first plan under the budget, or its lowest peak."""
     del time_limit
-    if step.turn < 0:
-        return plan_or_raise(
-            step,
-            with_frees(step, step.baseline),
-            planner="mu_two",
-            budget_bytes=budget_bytes,
-        )
     choices = list(_choices(Profile(step)))
+    chosen = None
     if budget_bytes is not None:
         promising = [c for c in choices if c.paper_bytes <= budget_bytes]
         # The paper's simulation is no bound either way: if nothing that it lets pass
         # fits, the choices it holds back are looked at too.
-        for asked in (promising, choices):
-            fitting = _first_that_fits(asked, budget_bytes)
-            if fitting is not None:
-                return make_plan(
-                    step,
-                    with_frees(step, fitting.tried.sequence),
-                    planner="mu_two",
-                    budget_bytes=budget_bytes,
-                )
+        chosen = _first_that_fits(promising, budget_bytes)
+        chosen = chosen or _first_that_fits(choices, budget_bytes)
     return plan_or_raise(
         step,
-        with_frees(step, _lowest(choices).tried.sequence),
+        with_frees(step, (chosen or _lowest(choices)).tried.sequence),
         planner="mu_two",
         budget_bytes=budget_bytes,
     )
 
 
+def _spaced(choices: Sequence[_Choice]) -> tuple[int, Iterator[int]]:
+    """How far apart to look at the choices, and which that are, until they thrash."""
+    stride = -(-len(choices) // _MOST_SIMULATED) or 1
+    every = range(0, len(choices), stride)
+    return stride, takewhile(lambda k: not choices[k].is_thrashing, every)
+
+
 def _first_that_fits(choices: Sequence[_Choice], budget_bytes: int) -> _Choice | None:
-    stride = -(-len(choices) // _MOST_SIMULATED)
-    for start in range(0, len(choices), stride or 1):
-        if choices[start].is_thrashing:
-            break
-        if choices[start].tried.peak_bytes <= budget_bytes:
-            near = choices[max(0, start - stride + 1) : start + 1]
+    stride, looked_at = _spaced(choices)
+    for k in looked_at:
+        if choices[k].tried.peak_bytes <= budget_bytes:
+            near = choices[max(0, k - stride + 1) : k + 1]
             return next(c for c in near if c.tried.peak_bytes <= budget_bytes)
     return None
 
@@ -114,12 +102,8 @@ def _lowest(choices: Sequence[_Choice]) -> _Choice:
     def rank(k: int) -> tuple[int, float]:
         return choices[k].tried.peak_bytes, choices[k].tried.seconds
 
-    stride = -(-len(choices) // _MOST_SIMULATED)
-    best = 0
-    for k in range(0, len(choices), stride):
-        if choices[k].is_thrashing:
-            break
-        best = min(best, k, key=rank)
+    stride, looked_at = _spaced(choices)
+    best = min(looked_at, key=rank, default=0)
     near = range(max(0, best - stride + 1), min(len(choices), best + stride))
     return choices[min((k for k in near if not choices[k].is_thrashing), key=rank)]
 
@@ -137,10 +121,9 @@ class Recomputable:
     last_forward_access: int
     first_backward_access: int
     last_backward_access: int
-    inactive_seconds: float
     sources: frozenset[int]
     recompute_seconds: float
-    total_seconds: float = 0.0
+    total_seconds: float
 
     @property
     def ratio(self) -> float:
@@ -155,41 +138,24 @@ class Profile:
 
     def __init__(self, step: StepGraph) -> None:
         self.step = step
-        place = step.baseline.index(step.turn)
-        self.turn_place = place
-        self.saved = frozenset(saved_by_baseline(step))
-        self.fixed = must_keep(step).union(step.resident, step.outputs)
-        accesses: dict[int, list[int]] = {}
-        for position, number in enumerate(step.baseline):
-            op = step.ops[number]
-            for s in (*op.reads, *op.writes):
-                accesses.setdefault(s, []).append(position)
-        clock = [0.0]
-        for number in step.baseline:
-            clock.append(clock[-1] + step.ops[number].seconds)
+        life = Lifetimes(step)
+        self.turn_place = len(life.forward)
+        self.near = life.pinned.union(step.resident, life.last_backward)
         self.recomputable: dict[int, Recomputable] = {}
-        for s in sorted(self.saved - self.fixed):
-            forward = max(p for p in accesses[s] if p <= place)
-            backward = [p for p in accesses[s] if p > place]
-            sources, seconds = self._sources(s)
+        for s in sorted(life.last_backward.keys() - life.pinned):
+            # The nearest kept storages it can be made from, and the seconds that takes.
+            ops = [step.ops[i] for i in missing_cone(step, [s], self.near - {s})]
+            seconds = sum(op.seconds for op in ops)
             self.recomputable[s] = Recomputable(
                 s,
                 step.sizes[s],
-                forward,
-                backward[0],
-                backward[-1],
-                clock[backward[0]] - clock[forward + 1],
-                sources,
+                life.last_forward[s],
+                self.turn_place + life.first_backward[s],
+                self.turn_place + life.last_backward[s],
+                self.near.intersection(r for op in ops for r in op.reads),
                 seconds,
                 seconds,
             )
-
-    def _sources(self, storage: int) -> tuple[frozenset[int], float]:
-        """The nearest kept storages it can be made from, and the seconds that takes."""
-        step, near = self.step, self.fixed | self.saved
-        ops = missing_cone(step, [storage], near - {storage})
-        sources = near.intersection(s for i in ops for s in step.ops[i].reads)
-        return sources, sum(step.ops[i].seconds for i in ops)
 
 
 @dataclass(frozen=True)
@@ -215,8 +181,9 @@ def _choices(profile: Profile) -> Iterator[_Choice]:
     """The greedy's choices, from nothing recomputed to everything."""
     remaining = {s: replace(c) for s, c in profile.recomputable.items()}
     chosen: dict[int, Recomputable] = {}
-    live = _baseline_live(profile.step)
-    yield _Choice(profile, frozenset(), int(live.max()))
+    # What Algorithm G starts from.
+    live = np.array(walk_baseline(profile.step).live_bytes, np.int64)
+    yield _Choice(profile, frozenset(), int(live.max(initial=0)))
     while remaining:
         best = max(remaining.values(), key=lambda c: (c.ratio, c.nbytes, -c.storage))
         del remaining[best.storage]
@@ -258,16 +225,6 @@ def _update_remaining(
             other.total_seconds = count * other.recompute_seconds
 
 
-def _baseline_live(step: StepGraph) -> np.ndarray:
-    """Live bytes at each op of the baseline (what G starts from)."""
-    schedule = with_frees(step, step.baseline)
-    live = simulate(step, schedule).live_bytes
-    return np.array(
-        [b for b, item in zip(live, schedule, strict=True) if type(item) is Run],
-        np.int64,
-    )
-
-
 def recompute_late(
     profile: Profile, chosen: frozenset[int], *, most: float = float("inf")
 ) -> list[int]:
@@ -278,11 +235,11 @@ def recompute_late(
     `most` is broken off.
     """
     step = profile.step
-    alive = set(profile.fixed.union(profile.saved) - chosen)
+    alive = set(profile.near - chosen)
     until = {s: profile.recomputable[s].last_backward_access for s in chosen}
-    ending: dict[int, list[int]] = {}
+    ending: dict[int, list[int]] = defaultdict(list)
     for s, position in until.items():
-        ending.setdefault(position, []).append(s)
+        ending[position].append(s)
     sequence: list[int] = []
     for position, number in enumerate(step.baseline):
         op = step.ops[number]
@@ -294,7 +251,7 @@ def recompute_late(
                     writes = step.ops[step.remakers[s]].writes
                     alive.update(w for w in writes if until.get(w, -1) >= position)
         sequence.append(number)
-        alive.difference_update(ending.get(position, ()))
+        alive.difference_update(ending[position])
         if len(sequence) > most:
             break
     return sequence

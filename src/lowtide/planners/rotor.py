@@ -20,19 +20,11 @@ so nested plans of U-Nets and dense networks can exceed their limit and be disca
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from itertools import pairwise
 
-from lowtide.chains import (
-    Backward,
-    Forward,
-    RotorStep,
-    Stage,
-    StageOption,
-    rotor,
-    rotor_floor,
-)
+from lowtide import chains
+from lowtide.chains import Backward, Forward, RotorStep, Stage, StageOption
 from lowtide.planners._chain import Chain, chain_of
-from lowtide.planners._chain.lifetimes import backward_bytes
 from lowtide.planners._chain.segments import (
     Candidate,
     ladder,
@@ -40,10 +32,12 @@ from lowtide.planners._chain.segments import (
     plan_of_sequences,
     rich_chain,
 )
+from lowtide.planners._lifetimes import backward_bytes
 from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan
 from lowtide.step.remake import missing_cone
 from lowtide.step.schedule import sequence_from_kept
+from lowtide.step.simulate import home_regions
 
 _MAX_CUTS = 41
 _NUM_CHAINS = 4
@@ -55,27 +49,24 @@ def plan(
 ) -> Plan:
     """The fastest plan of whole stages that fits, or that of least peak."""
     del time_limit
-    return plan_of_sequences(
-        step, _sequences, planner="rotor", budget_bytes=budget_bytes
-    )
+    return plan_of_sequences(step, _sequences, "rotor", budget_bytes)
 
 
-def _sequences(step: StepGraph) -> Iterator[tuple[int, ...]]:
+def _sequences(step: StepGraph) -> Iterator[list[int]]:
     """Op sequences to try, whatever the budget."""
     if step.turn < 0:
         return
     fine = rich_chain(step)
     flat = ladder(fine, levels=num_levels(step))
-    for candidate in flat:
-        yield tuple(sequence_from_kept(step, candidate.choice.kept(fine)))
+    yield from (sequence_from_kept(step, c.choice.kept(fine)) for c in flat)
     for chain, limits in _limits(step, fine, flat):
         base = int(backward_bytes(chain.lifetimes).lasting.min())
         stages = _stages(chain, base)
-        low = rotor_floor(stages)
+        low = chains.rotor_floor(stages)
         for limit in dict.fromkeys(max(low, limit - base) for limit in limits):
-            moves = rotor(stages, limit, slots=_SLOTS).sequence
+            moves = chains.rotor(stages, limit, slots=_SLOTS).sequence
             for holds in (True, False):
-                yield tuple(_Lowering(chain, holds=holds).lower(moves))
+                yield _Lowering(chain, holds=holds).lower(moves)
 
 
 def _limits(
@@ -104,21 +95,17 @@ def _stages(chain: Chain, base_bytes: int) -> list[Stage]:
     """
     _, before, lasting = backward_bytes(chain.lifetimes)
     stages: list[Stage] = []
-    for i in range(len(chain) - 1):
-        time = chain.times[i + 1]
-        output = int(chain.cut_bytes[i, i + 1])
-        saved = int(chain.saved_bytes[i, i + 1])
-        gradient = int(before[time] - lasting[time])
-        base = int(lasting[time]) - base_bytes
-        fill = max(0, int(chain.fill_bytes[i, i + 1]) - saved)
-        peak = int(chain.backward_peak[i, i + 1]) - base_bytes
-        back = max(0, peak - saved - gradient)
-        passing = max(0, int(chain.pass_bytes[i, i + 1]) - output)
-        seconds = float(chain.seconds[i, i + 1])
-        way = StageOption(seconds, 0.0, saved, base + fill, back)
+    for at in pairwise(range(len(chain))):
+        time = chain.times[at[1]]
+        output, saved = chain.cut_bytes[at], chain.saved_bytes[at]
+        gradient, base = before[time] - lasting[time], lasting[time] - base_bytes
+        fill = max(0, chain.fill_bytes[at] - saved)
+        back = max(0, chain.backward_peak[at] - base_bytes - saved - gradient)
+        passing = max(0, chain.pass_bytes[at] - output)
+        way = StageOption(chain.seconds[at], 0.0, saved, base + fill, back)
         stages.append(
             Stage(
-                forward_seconds=seconds,
+                forward_seconds=chain.seconds[at],
                 backward_seconds=0.0,
                 output_bytes=output,
                 saved_bytes=saved,
@@ -131,7 +118,6 @@ def _stages(chain: Chain, base_bytes: int) -> list[Stage]:
     return stages
 
 
-@dataclass(slots=True)
 class _Lowering:
     """Turns a sequence over stages into ops.
 
@@ -141,94 +127,77 @@ class _Lowering:
     before it may still use it; the recurrence drops it and makes it again.
     """
 
-    chain: Chain
-    holds: bool
-    pieces: list[int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Note the piece that is open after each backward op."""
-        step, self.pieces = self.chain.step, []
-        for number in self.chain.lifetimes.backward:
-            opens = step.ops[number].opens
-            piece = step.regions[opens].piece if opens >= 0 else self.pieces[-1]
-            self.pieces.append(piece)
+    def __init__(self, chain: Chain, *, holds: bool) -> None:
+        self.chain, self.step, self.holds = chain, chain.step, holds
+        # Of each stage: whether its input is held, and whether all of it is.
+        self.values, self.saved = {0}, set[int]()
+        # The last stage whose backward has run.
+        self.done = len(chain) - 1
+        self.ops: list[int] = []
+        self.alive = set[int]()
+        self.regions = home_regions(self.step)
 
     def lower(self, sequence: Sequence[RotorStep]) -> list[int]:
         """The forward, the turn, and then what the rest of the sequence asks for."""
-        life, step = self.chain.lifetimes, self.chain.step
-        num_stages = len(self.chain) - 1
-        first, rest = sequence[:num_stages], sequence[num_stages:]
-        values, saved, done = {0}, set[int](), num_stages
+        life = self.chain.lifetimes
+        first, rest = sequence[: self.done], sequence[self.done :]
         for move in first:
             assert isinstance(move, Forward)
-            self._note(move, values, saved)
-        turn = step.ops[life.backward[0]]
-        alive = self._held(values, saved).union(turn.writes, step.resident)
-        ops = [*life.forward, life.backward[0]]
+            self._note(move)
+        turn = life.backward[0]
+        self.alive = self._held().union(self.step.ops[turn].writes, self.step.resident)
+        self.ops = [*life.forward, turn]
         for move, following in zip(rest, [*rest[1:], None], strict=True):
             if isinstance(move, Backward):
-                self._backward(move.stage, alive, ops)
-                values.discard(move.stage)
-                saved.discard(move.stage)
-                done = move.stage
+                self._backward(move.stage)
             else:
-                self._note(move, values, saved)
+                self._note(move)
                 if isinstance(following, Forward):
-                    self._pass_on(move.stage + 1, done, alive, ops)
-            alive = self._trim(alive, self._held(values, saved), done)
-        return ops
+                    self._pass_on(move.stage + 1)
+            held = self._held()
+            if self.holds:
+                held |= self.chain.crossing[self.done]
+            # Gradients and residents stay, and of the forward only what is held.
+            self.alive = {s for s in self.alive if s not in life.born or s in held}
+        return self.ops
 
-    def _note(self, move: Forward, values: set[int], saved: set[int]) -> None:
+    def _note(self, move: Forward) -> None:
         if move.keep == "all":
-            saved.add(move.stage)
+            self.saved.add(move.stage)
         else:
-            values.add(move.stage + 1)
+            self.values.add(move.stage + 1)
             if move.keep == "nothing":
-                values.discard(move.stage)
+                self.values.discard(move.stage)
 
-    def _held(self, values: set[int], saved: set[int]) -> set[int]:
-        whole = [(stage, stage + 1) for stage in saved]
-        cuts = [*values, *(stage + 1 for stage in saved)]
+    def _held(self) -> set[int]:
+        whole = [(stage, stage + 1) for stage in self.saved]
+        cuts = [*self.values, *(stage + 1 for stage in self.saved)]
         return self.chain.kept(cuts, whole).union(self.chain.lifetimes.pinned)
 
-    def _trim(self, alive: set[int], held: set[int], done: int) -> set[int]:
-        """What stays: gradients, residents, and of the forward only what is held.
-
-        `done` is the last stage whose backward has run.
-        """
-        born = self.chain.lifetimes.born
-        if self.holds:
-            held = held.union(self.chain.crossing[done])
-        return {s for s in alive if s not in born or s in held}
-
-    def _backward(self, stage: int, alive: set[int], ops: list[int]) -> None:
-        life, step = self.chain.lifetimes, self.chain.step
+    def _backward(self, stage: int) -> None:
         start, stop = self.chain.times[stage + 1], self.chain.times[stage]
-        for number in life.backward[max(1, start) : stop]:
-            op = step.ops[number]
+        for number in self.chain.lifetimes.backward[max(1, start) : stop]:
+            op = self.step.ops[number]
             if op.opens < 0:
-                self._make(op.reads, alive, ops)
-            ops.append(number)
-            alive.update(op.writes)
+                self._run(missing_cone(self.step, op.reads, self.alive))
+            self._run([number])
+        self.values.discard(stage)
+        self.saved.discard(stage)
+        self.done = stage
 
-    def _pass_on(self, cut: int, done: int, alive: set[int], ops: list[int]) -> None:
+    def _pass_on(self, cut: int) -> None:
         """Make what crosses a cut, unless it belongs to a piece that cannot run now.
 
         Then its backward will pull what it needs when its own piece is back.
         """
-        ops_of, pieces = self.chain.step.ops, self.pieces
-        cone = missing_cone(self.chain.step, self.chain.crossing[cut], alive)
+        cone = missing_cone(self.step, self.chain.crossing[cut], self.alive)
         # The last backward op to have run, or the turn.
-        time = min(max(1, self.chain.times[done]), len(pieces)) - 1
-        if all(ops_of[number].piece == pieces[time] for number in cone):
-            self._run(cone, alive, ops)
+        last = self.chain.lifetimes.backward[: max(1, self.chain.times[self.done])][-1]
+        piece = self.step.regions[self.regions[last]].piece
+        if all(self.step.ops[number].piece == piece for number in cone):
+            self._run(cone)
 
-    def _make(
-        self, needed: Sequence[int] | frozenset[int], alive: set[int], ops: list[int]
-    ) -> None:
-        self._run(missing_cone(self.chain.step, needed, alive), alive, ops)
-
-    def _run(self, cone: list[int], alive: set[int], ops: list[int]) -> None:
-        ops.extend(cone)
+    def _run(self, cone: list[int]) -> None:
+        self.ops.extend(cone)
         for number in cone:
-            alive.update(self.chain.step.ops[number].writes)
+            self.alive.update(self.step.ops[number].writes)

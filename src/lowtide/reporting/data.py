@@ -8,25 +8,26 @@ None or empty, and renderers leave them out.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from lowtide.planners.keep_all import plan as keep_all
 from lowtide.reporting import cards, fidelity, frontier, tables
+from lowtide.reporting.diff import Diff
 from lowtide.reporting.inputs import Inputs
 from lowtide.reporting.tide import FULL_LIMIT, SMALL_LIMIT, outline, tide
-from lowtide.step.format import (
-    format_bytes,
-    format_count,
-    format_seconds,
-)
-from lowtide.step.graph import Op, StepGraph
-from lowtide.step.names import KIND_NAMES, shortened
+from lowtide.step.format import format_bytes, format_count
+from lowtide.step.graph import StepGraph
+from lowtide.step.names import KIND_NAMES, shortened, titles, with_short_names
 from lowtide.step.plan import Plan
-from lowtide.step.schedule import make_plan, walk_baseline
+from lowtide.step.schedule import walk_baseline
 from lowtide.step.walk import Walk, walk
 
-SCHEMA = 1
-TIDE_LIMIT = 60
+SCHEMA = 2
+VIEW_LIMIT = 60
+_LISTS = "views batch notes".split()
+_PARTS = "frontier fidelity diff".split()
 
 
 def build(inputs: Inputs, *, title: str = "", command: str = "") -> dict[str, Any]:
@@ -36,12 +37,18 @@ def build(inputs: Inputs, *, title: str = "", command: str = "") -> dict[str, An
     subject = plan or step
     assert subject is not None  # sort_things refuses a report on nothing
     name = subject.step_name if isinstance(subject, Plan) else subject.name
+    sections: dict[str, Any] = {
+        "batch": inputs.batch,
+        "batch_budget_bytes": inputs.batch_budget_bytes,
+    }
     if step is not None:
-        sections = _charts(inputs, step, plan)
+        sections |= _charts(inputs, step, plan)
     else:
         assert plan is not None
-        sections = _promises(inputs, plan)
         notes = [_note(text) for text in inputs.notes]
+        sections["views"] = [view(inputs, plan)]
+        sections["frontier"] = frontier.frontier(inputs, plan, {})
+        sections["fidelity"] = fidelity.fidelity(inputs, plan)
         sections["notes"] = [*notes, _note(_NO_STEP, "assumption")]
     return report_data(title or name, subject.fingerprint, command, sections)
 
@@ -54,7 +61,7 @@ def report_data(
         release = version("lowtide")
     except PackageNotFoundError:  # run from a source tree that is not installed
         release = ""
-    tides = sections.get("tides", [])
+    tides = [view["tide"] for view in sections["views"] if view["tide"]]
     empty: dict[str, Any] = {
         "lowtide": "report",
         "schema": SCHEMA,
@@ -63,121 +70,131 @@ def report_data(
         "fingerprint": fingerprint,
         "command": command,
         "is_profile": False,
-        "headline": "",
-        "cards": [],
+        "batch_budget_bytes": 0,
         "kinds": [
             {"kind": kind, "name": name}
             for kind, name in KIND_NAMES.items()
             if any(kind in tide["by_kind"] for tide in tides)
         ],
-        "ops": ops_of(()),
-        "tides": [],
-        "measured": None,
-        "frontier": None,
-        "lifetimes": [],
-        "modules": [],
-        "recompute_by_op": [],
-        "peak": None,
-        "batch": [],
-        "fidelity": None,
-        "search": None,
-        "notes": [],
+        "ops": ops_of(None),
+        **{name: [] for name in _LISTS},
+        **dict.fromkeys(_PARTS),
     }
     return {**empty, **sections}
 
 
-def _promises(inputs: Inputs, plan: Plan) -> dict[str, Any]:
-    """What can be said of a plan without its step: its numbers, but no charts."""
-    return {
-        "headline": cards.headline(plan),
-        "cards": cards.plan_cards(inputs, plan, None),
-        "frontier": frontier.frontier(inputs, plan, {}),
-        "batch": sorted(inputs.batch, key=lambda r: r["batch"]),
-        "fidelity": fidelity.fidelity(inputs, plan),
+def view(
+    inputs: Inputs,
+    plan: Plan,
+    walks: tuple[Walk, Walk] | None = None,
+    *,
+    is_small: bool = False,
+) -> dict[str, Any]:
+    """All that a report says about one plan; choosing another shows another view.
+
+    Without `walks`, the plan's and the baseline's, there are numbers but no charts.
+    """
+    found: dict[str, Any] = {
+        "headline": cards.headline(inputs, plan),
+        "cards": cards.plan_cards(inputs, plan, walks),
         "search": frontier.search(plan),
     }
+    if walks is None:
+        return {**NO_CHARTS, **found}
+    walked, baseline = walks
+    limit, thin = (SMALL_LIMIT, 2) if is_small else (FULL_LIMIT, 10)
+    over = None
+    if walked.schedule != baseline.schedule:
+        over = outline(baseline, walked, label="baseline", limit=limit // thin)
+    eager = inputs.unplanned_peak_bytes(plan)
+    drawn: dict[str, Any] = {"label": plan.planner, "limit": limit}
+    shown = tide(walked, plan=plan, over=over, eager_peak_bytes=eager, **drawn)
+    charts = charts_of(walked, shown, is_small=is_small)
+    return {**NO_CHARTS, **found, **charts}
+
+
+def charts_of(
+    walked: Walk, shown: dict[str, Any], *, is_small: bool = False
+) -> dict[str, Any]:
+    """The charts and tables of one schedule, around its tide."""
+    return {
+        "tide": shown if walked.runs else None,
+        "lifetimes": tables.lifetimes(walked, limit=40 if is_small else 200),
+        "modules": tables.modules(walked, limit=200 if is_small else 2_000),
+        "recompute_by_op": tables.recompute_by_op(walked),
+        "peak": tables.at_peak(walked),
+        "icicle": tables.icicle(walked),
+    }
+
+
+NO_CHARTS: dict[str, Any] = {
+    **{"headline": "", "cards": [], "search": None},
+    **{"tide": None, "measured": None, "peak": None, "icicle": None},
+    **{"lifetimes": [], "modules": [], "recompute_by_op": []},
+}
 
 
 def _charts(inputs: Inputs, step: StepGraph, plan: Plan | None) -> dict[str, Any]:
-    """All that a report shows of a step, and of a plan unless it is only a profile."""
+    """All that a report shows of a step, and of plans unless it is only a profile."""
     baseline = walk_baseline(step)
     is_profile = plan is None
     if plan is None:
-        walked = baseline
-        plan = make_plan(step, baseline.schedule, planner="keep_all")
-    else:
-        walked = walk(step, plan.schedule)
-    tides, charts = _tides(inputs, plan, walked, baseline)
+        plan = replace(keep_all(step), budget_bytes=inputs.batch_budget_bytes)
+    walked = baseline if is_profile else walk(step, plan.schedule)
+    first = view(inputs, plan, (walked, baseline))
     measured = inputs.measured.get("baseline" if is_profile else "planned")
-    sections = {
-        **_promises(inputs, plan),
+    first["measured"] = fidelity.measured_line(measured, walked)
+    if is_profile:
+        first["cards"] = cards.profile_cards(inputs, plan, baseline)
+        first["headline"] = cards.profile_headline(inputs, plan)
+    views, places = _other_views(inputs, plan, baseline)
+    return {
         "is_profile": is_profile,
-        "cards": cards.plan_cards(inputs, plan, (walked, baseline)),
-        "ops": ops_of(step.ops),
-        "tides": tides,
-        "frontier": frontier.frontier(inputs, plan, charts) if tides else None,
-        "measured": fidelity.measured_line(measured, walked),
-        "lifetimes": tables.lifetimes(walked),
-        "modules": tables.modules(walked),
-        "recompute_by_op": tables.recompute_by_op(walked),
-        "peak": tables.at_peak(walked),
+        "views": [first, *views],
+        "ops": ops_of(step),
+        "frontier": frontier.frontier(inputs, plan, places) if walked.runs else None,
+        "fidelity": fidelity.fidelity(inputs, plan),
         "notes": _notes(inputs, walked, None if is_profile else plan),
     }
-    if is_profile:
-        sections["cards"] = cards.profile_cards(inputs, baseline)
-        sections["headline"] = (
-            f"The step peaks at {format_bytes(plan.peak_bytes)} and takes "
-            f"{format_seconds(plan.seconds)}. Nothing is planned yet."
-        )
-    return sections
 
 
-def _tides(
-    inputs: Inputs, plan: Plan, walked: Walk, baseline: Walk
+def _other_views(
+    inputs: Inputs, plan: Plan, baseline: Walk
 ) -> tuple[list[dict[str, Any]], dict[int, int]]:
-    """The chart of each plan, the shown one's first, and which plan has which."""
-    if not walked.runs:
-        return [], {}
-    charts: dict[int, int] = {id(plan): 0}
-    over = None
-    if walked.schedule != baseline.schedule:
-        over = outline(baseline, walked, label="baseline", limit=FULL_LIMIT // 10)
-    tides = [tide(walked, label=plan.planner, plan=plan, over=over, limit=FULL_LIMIT)]
+    """A view for every plan but the first, and which plan has which view."""
+    # What was measured and verified is the first plan's.
+    unmeasured = replace(inputs, measured={}, verification=None)
+    places = {id(plan): 0}
+    views: list[dict[str, Any]] = []
     for other in (*inputs.plans[1:], *inputs.frontier):
-        if id(other) in charts:
-            continue
         if other.schedule == plan.schedule:
-            charts[id(other)] = 0
-        elif len(tides) < TIDE_LIMIT:
-            charts[id(other)] = len(tides)
-            found = walk(walked.step, other.schedule)
-            over = outline(baseline, found, label="baseline", limit=SMALL_LIMIT // 2)
-            tides.append(
-                tide(
-                    found, label=other.planner, plan=other, over=over, limit=SMALL_LIMIT
-                )
-            )
-    return tides, charts
+            places[id(other)] = 0
+        elif id(other) not in places and len(views) + 1 < VIEW_LIMIT:
+            walks = (walk(baseline.step, other.schedule), baseline)
+            views.append(view(unmeasured, other, walks, is_small=True))
+            places[id(other)] = len(views)
+    return views, places
 
 
-def ops_of(ops: Sequence[Op]) -> dict[str, list[Any]]:
+def ops_of(step: StepGraph | None) -> dict[str, list[Any]]:
     """What the report says about each op, in columns."""
     columns = ("name", "target", "module", "source", "seconds")
-    return {column: [getattr(op, column) for op in ops] for column in columns}
+    ops = step.ops if step else ()
+    found = {column: [getattr(op, column) for op in ops] for column in columns}
+    return {"title": list(titles(step)) if step else [], **found}
 
 
 _PROOFS = {
     "rule": "This planner follows a rule and proves nothing: the bound is the time of "
     "the step with everything kept.",
-    "time_limit": "The search stopped at its time limit; the gap says how much of the "
-    "time is not proven necessary.",
+    "time_limit": "The search stopped at its time limit; the gap is the part of the "
+    "time that is not proven necessary.",
+    "clock": "The machine was too busy: the search was stopped by the clock and not by "
+    "its counted work, so the same limit may give another plan.",
 }
 
 
-_NO_STEP = (
-    "The step of this plan was not given, so there are no charts. Pass the step as "
-    "well to see them."
-)
+_NO_STEP = "The step of this plan was not given: pass it as well to see the charts."
 
 
 def _note(text: str, kind: str = "note") -> dict[str, str]:
@@ -192,9 +209,9 @@ def _notes(inputs: Inputs, walk: Walk, plan: Plan | None) -> list[dict[str, str]
         text = f"The step was captured in {pieces} pieces: what crosses from one to "
         notes.append(_note(f"{text}the next is kept.", "graph break"))
     reasons: dict[str, list[str]] = {}
-    for op in step.ops:
+    for op, title in zip(step.ops, titles(step), strict=True):
         if op.once and op.opens < 0:
-            reasons.setdefault(op.once, []).append(op.name)
+            reasons.setdefault(op.once, []).append(title)
     for reason, names in reasons.items():
         ops = f"{format_count(len(names), 'op')} may not run twice ({reason})"
         notes.append(_note(f"{ops}: {_some(names)}.", "runs once"))
@@ -210,3 +227,62 @@ def _notes(inputs: Inputs, walk: Walk, plan: Plan | None) -> list[dict[str, str]
 def _some(names: Sequence[str], limit: int = 6) -> str:
     shown = ", ".join(names[:limit])
     return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
+
+
+def build_diff(diff: Diff, *, title: str = "", command: str = "") -> dict[str, Any]:
+    """The data of a report that shows two plans, or two steps, over each other."""
+    keys = ("name", "first", "second", "change")
+    rows = [dict(zip(keys, (c.name, *c.texts), strict=True)) for c in diff.changes]
+    parts = diff.to_dict()["parts"]
+    sections: dict[str, Any] = {
+        "is_profile": isinstance(diff.first, StepGraph),
+        "views": [dict(NO_CHARTS)],
+        "diff": {"names": list(diff.names), "rows": rows, "parts": parts},
+    }
+    first, second = map(_walk, (diff.first, diff.second), diff.steps)
+    if first is not None and second is not None and first.runs and second.runs:
+        plan = diff.second if isinstance(diff.second, Plan) else None
+        over = outline(first, second, label=diff.names[0], limit=FULL_LIMIT // 10)
+        shown = tide(second, label=diff.names[1], plan=plan, over=over)
+        # What is kept and recomputed is in the parts of the difference.
+        sections["views"] = [{**NO_CHARTS, **charts_of(second, shown), "modules": []}]
+        sections["ops"] = ops_of(second.step)
+    sections["views"][0] |= {"headline": _headline(diff), "cards": _diff_cards(diff)}
+    name = title or f"{diff.names[0]} and {diff.names[1]}"
+    return report_data(name, diff.second.fingerprint, command, sections)
+
+
+def _walk(thing: Plan | StepGraph, step: StepGraph | None) -> Walk | None:
+    if isinstance(thing, StepGraph):
+        return walk_baseline(with_short_names(thing))
+    return None if step is None else walk(with_short_names(step), thing.schedule)
+
+
+def _headline(diff: Diff) -> str:
+    if diff.is_empty:
+        return "Nothing differs."
+    peaks = {c.name: c for c in diff.changes}
+    change = peaks.get("peak") or peaks["baseline peak"]
+    first, second, _ = change.texts
+    if change.first == change.second:
+        return f"The peak is {first} in both."
+    verb = "falls" if change.second < change.first else "rises"
+    return (
+        f"From {diff.names[0]} to {diff.names[1]} the peak {verb} from {first} to "
+        f"{second}, by {format_bytes(abs(change.second - change.first))}."
+    )
+
+
+def _diff_cards(diff: Diff) -> list[dict[str, Any]]:
+    main = ("peak", "baseline peak", "time", "overhead")
+    found: list[dict[str, Any]] = []
+    for c in diff.changes:
+        if c.name in (*main, "resident"):
+            before, value, change = c.texts
+            look: dict[str, Any] = {"before": before, "is_main": c.name in main}
+            name, label = c.name.replace(" ", "_"), c.name.capitalize()
+            number = c.second - c.first
+            # By how much in percent is in the table of changes.
+            detail = change.split(" (")[0]
+            found.append(cards.card(name, label, value, detail, number, **look))
+    return found

@@ -21,6 +21,12 @@ from lowtide.step.schedule import check_match
 from lowtide.step.walk import Walk, walk
 
 ROWS = 8
+_SHOW: dict[str, Callable[[float], str]] = {
+    "bytes": format_bytes,
+    "seconds": format_seconds,
+    "fraction": format_percent,
+    "count": lambda value: f"{value:.0f}",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,21 +43,14 @@ class Change:
         """Both values and the difference, ready to print."""
         show = _SHOW[self.unit]
         difference = self.second - self.first
-        sign = "+" if difference > 0 else ""
-        change = "equal" if difference == 0 else sign + show(difference)
-        if self.unit == "fraction" and difference:
+        change = "+" * (difference > 0) + show(difference)
+        if difference == 0:
+            change = "equal"
+        elif self.unit == "fraction":
             change = f"{100 * difference:+.1f} points"
-        if self.unit in ("bytes", "seconds") and self.first and difference:
+        elif self.unit != "count" and self.first:
             change += f" ({format_percent(difference / self.first, signed=True)})"
         return show(self.first), show(self.second), change
-
-
-_SHOW: dict[str, Callable[[float], str]] = {
-    "bytes": format_bytes,
-    "seconds": format_seconds,
-    "fraction": format_percent,
-    "count": lambda value: f"{value:.0f}",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +75,6 @@ class Diff:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing differs."""
         return not self.parts and all(c.first == c.second for c in self.changes)
 
     def __str__(self) -> str:
@@ -99,11 +97,11 @@ class Diff:
             "changes": [asdict(change) for change in self.changes],
             "parts": [
                 {
-                    "title": p.title,
-                    "headings": list(p.headings),
-                    "rows": [list(r) for r in p.rows],
+                    "title": part.title,
+                    "headings": list(part.headings),
+                    "rows": [list(row) for row in part.rows],
                 }
-                for p in self.parts
+                for part in self.parts
             ],
         }
 
@@ -122,7 +120,7 @@ def diff(
         second: Another of the same type.
         step: The step of the plans; with it bytes, seconds and modules are shown, and
             the report draws both tides.
-        names: How to call the two.
+        names: What to call the two.
 
     Raises:
         PlanMismatchError: if a plan is not for `step`.
@@ -229,7 +227,9 @@ def _diff_steps(
 ) -> Diff:
     steps, labels = (first, second), names or _labels(first.name, second.name)
     shares = [shares_by(s, lambda op: pattern_of(op.module)) for s in steps]
-    kept = (sum(share.kept_bytes for share in found) for found in shares)
+    saved = [{share.name: share.kept_bytes for share in found} for found in shares]
+    times = [{share.name: share.seconds for share in found} for found in shares]
+    kept = (sum(each.values()) for each in saved)
     changes = (
         Change("ops", *(len(s.baseline) for s in steps), unit="count"),
         Change("baseline peak", *(s.baseline_peak_bytes for s in steps), unit="bytes"),
@@ -237,8 +237,6 @@ def _diff_steps(
         Change("kept for the backward", *kept, unit="bytes"),
         Change("time", *(s.baseline_seconds for s in steps), unit="seconds"),
     )
-    saved = [{share.name: share.kept_bytes for share in found} for found in shares]
-    times = [{share.name: share.seconds for share in found} for found in shares]
     parts = (
         *_module_part("Kept for the backward", saved, format_bytes, labels),
         *_module_part("Time by module", times, format_seconds, labels),

@@ -1,13 +1,14 @@
 """Why a storage is kept or recomputed, and what holds the floor.
 
-All numbers come from the plan itself: what the storage weighs at the peaks, what its
-making again costs from what the plan has alive at that place, and the same question
+All numbers come from the plan itself: what the storage weighs at the peaks, what it
+costs to make it again from what the plan has alive at that place, and the same question
 asked of a plan with 5 % more budget.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from lowtide.errors import BudgetTooSmallError, InvalidArgumentError
@@ -15,12 +16,19 @@ from lowtide.planners import load
 from lowtide.step.analysis import fates, peak_of
 from lowtide.step.format import format_bytes, format_percent, format_seconds
 from lowtide.step.graph import StepGraph
+from lowtide.step.names import titles
 from lowtide.step.plan import Plan, Schedule
 from lowtide.step.remake import missing_cone
 from lowtide.step.schedule import check_match, walk_baseline
-from lowtide.step.walk import Walk, walk
+from lowtide.step.walk import walk
 
 MORE_BUDGET = 1.05
+_HOLDERS = 12
+_VERDICTS = {
+    "output": "an output: it must live to the end",
+    "resident": "resident: no plan can free it",
+    "brief": "made once and freed early",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +50,25 @@ class Fate:
     is_at_peak: bool
     is_at_baseline_peak: bool
 
+    def __str__(self) -> str:
+        size, cost = format_bytes(self.nbytes), format_seconds(self.remake_seconds)
+        return f"  {self.name} ({size}) is {self._verdict(size, cost)}"
+
+    def _verdict(self, size: str, cost: str) -> str:
+        match self.fate:
+            case "recomputed" | "both":
+                frees = "frees nothing at the peak itself"
+                if self.is_at_baseline_peak and not self.is_at_peak:
+                    frees = f"frees {size} at the baseline's peak"
+                times = self.makings - 1
+                again = "once more" if times == 1 else f"{times} times more"
+                return f"made {again}: {frees}, costs {cost} each"
+            case "kept":
+                at = "held at the peak" if self.is_at_peak else "freed before the peak"
+                return f"kept over the turn, {at}: making it again costs {cost}"
+            case _:
+                return _VERDICTS[self.fate]
+
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
@@ -56,7 +83,21 @@ class Explanation:
     overhead_with_more: float
 
     def __str__(self) -> str:
-        return "\n".join(_lines(self))
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        budget, peak = format_bytes(self.budget_bytes), format_bytes(self.peak_bytes)
+        time, less = (
+            format_percent(extra, signed=True)
+            for extra in (self.overhead, self.overhead_with_more)
+        )
+        yield f"{self.what}: budget {budget}, peak {peak}, {time} time"
+        pairs = zip(self.fates, self.fates_with_more, strict=True)
+        for now, then in sorted(pairs, key=lambda pair: -pair[0].nbytes):
+            yield str(now)
+            if then.fate != now.fate:
+                yield f"    with 5 % more budget: {then.fate}"
+        yield f"with 5 % more budget the step would take {less} time"
 
 
 def explain(
@@ -72,7 +113,13 @@ def explain(
     """
     check_match(step, plan)
     storages = _asked(step, what)
-    more = _with_more(step, plan, time_limit)
+    more = plan
+    try:
+        budget = int(plan.budget_bytes * MORE_BUDGET)
+        found = load("auto").plan(step, budget, time_limit=time_limit)
+        more = found if found.seconds < plan.seconds else plan
+    except BudgetTooSmallError:
+        pass
     return Explanation(
         what=what,
         fates=_fates(step, plan.schedule, storages),
@@ -84,25 +131,12 @@ def explain(
     )
 
 
-def _with_more(step: StepGraph, plan: Plan, time_limit: float) -> Plan:
-    budget = int(plan.budget_bytes * MORE_BUDGET)
-    try:
-        more = load("auto").plan(step, budget, time_limit=time_limit)
-    except BudgetTooSmallError:
-        return plan
-    return more if more.seconds < plan.seconds else plan
-
-
 def _asked(step: StepGraph, what: str) -> tuple[int, ...]:
     """The storages that a name stands for: itself, what an op or a module makes."""
     found = [s.id for s in step.storages if s.name == what]
     if not found:
         named = [op for op in step.ops if op.name == what]
-        inside = [
-            op
-            for op in step.ops
-            if op.module == what or op.module.startswith(what + ".")
-        ]
+        inside = [op for op in step.ops if f"{op.module}.".startswith(f"{what}.")]
         found = [s for op in named or inside for s in op.writes]
     if not found:
         raise InvalidArgumentError(
@@ -117,12 +151,16 @@ def _fates(
     step: StepGraph, schedule: Schedule, storages: Sequence[int]
 ) -> tuple[Fate, ...]:
     """What a schedule does with these storages."""
-    walked = walk(step, schedule)
+    walked, baseline = walk(step, schedule), walk_baseline(step)
     words = fates(walked)
     at_peak = walked.alive_at(walked.peak_run)
-    baseline = walk_baseline(step)
     at_baseline_peak = baseline.alive_at(baseline.peak_run)
-    first_use = _first_backward_uses(walked)
+    first_use: dict[int, int] = {}  # in the backward: the run that reads it first
+    for run, number in enumerate(walked.ops):
+        op = step.ops[number]
+        if op.phase == "backward" and op.opens < 0:
+            for s in op.reads:
+                first_use.setdefault(s, run)
     alive: dict[int, set[int]] = {
         run: set(walked.alive_at(run)).difference(step.ops[walked.runs[run].op].writes)
         for run in {first_use[s] for s in storages if s in first_use}
@@ -146,59 +184,6 @@ def _fates(
     return tuple(found)
 
 
-def _first_backward_uses(walk: Walk) -> dict[int, int]:
-    """For each storage that the backward reads, the run that reads it first."""
-    found: dict[int, int] = {}
-    for run, number in enumerate(walk.ops):
-        op = walk.step.ops[number]
-        if op.phase == "backward" and op.opens < 0:
-            for s in op.reads:
-                found.setdefault(s, run)
-    return found
-
-
-def _lines(explanation: Explanation) -> list[str]:
-    lines = [
-        f"{explanation.what}: budget {format_bytes(explanation.budget_bytes)}, "
-        f"peak {format_bytes(explanation.peak_bytes)}, "
-        f"{format_percent(explanation.overhead, signed=True)} time"
-    ]
-    pairs = zip(explanation.fates, explanation.fates_with_more, strict=True)
-    for now, then in sorted(pairs, key=lambda pair: -pair[0].nbytes):
-        lines.append(_sentence(now))
-        if then.fate != now.fate:
-            lines.append(f"    with 5 % more budget: {then.fate}")
-    lines.append(
-        "with 5 % more budget the step would take "
-        f"{format_percent(explanation.overhead_with_more, signed=True)} time"
-    )
-    return lines
-
-
-def _sentence(fate: Fate) -> str:
-    size, cost = format_bytes(fate.nbytes), format_seconds(fate.remake_seconds)
-    head = f"  {fate.name} ({size}) is "
-    match fate.fate:
-        case "recomputed" | "both":
-            frees = (
-                f"frees {size} at the baseline's peak"
-                if fate.is_at_baseline_peak and not fate.is_at_peak
-                else "frees nothing at the peak itself"
-            )
-            times = fate.makings - 1
-            again = "once more" if times == 1 else f"{times} times more"
-            return f"{head}made {again}: {frees}, costs {cost} each"
-        case "kept":
-            where = "held at the peak" if fate.is_at_peak else "dead before the peak"
-            return f"{head}kept over the turn, {where}: making it again costs {cost}"
-        case "output":
-            return f"{head}an output: it must live to the end"
-        case "resident":
-            return f"{head}resident: no plan can free it"
-        case _:
-            return f"{head}made once and freed early"
-
-
 @dataclass(frozen=True, slots=True)
 class FloorExplanation:
     """What is alive at the peak of the plan with the lowest peak, largest first."""
@@ -210,38 +195,38 @@ class FloorExplanation:
     holders: tuple[tuple[str, int, str], ...]
 
     def __str__(self) -> str:
-        where = f" in {self.module}" if self.module else ""
         lines = [
             f"floor {format_bytes(self.floor_bytes)} (no schedule is below "
-            f"{format_bytes(self.bound_bytes)}), reached while {self.op} runs{where}:"
+            f"{format_bytes(self.bound_bytes)}), reached while {self.op} runs:"
         ]
         lines += [f"  {format_bytes(b):>10}  {n} ({k})" for n, b, k in self.holders]
         return "\n".join(lines)
 
 
-def explain_floor(step: StepGraph, *, most: int = 12) -> FloorExplanation:
+def explain_floor(step: StepGraph) -> FloorExplanation:
     """What holds the lowest peak that our best planner finds."""
     plan = load("auto").plan(step, None)
     peak = peak_of(walk(step, plan.schedule))
     op = step.ops[peak.op] if peak.op >= 0 else None
+    title = titles(step)[op.id] if op else ""
     outputs = frozenset(step.outputs)
     rows: list[tuple[str, int, str]] = []
-    by_kind: dict[str, int] = {}
+    by_kind: dict[str, int] = defaultdict(int)
     for s in peak.storages:
-        is_output = s.storage in outputs
-        if is_output or step.storages[s.storage].resident:
-            kind = "output " + s.kind if is_output else s.kind
-            by_kind[kind] = by_kind.get(kind, 0) + s.nbytes
+        if s.storage in outputs:
+            by_kind[f"output {s.kind}"] += s.nbytes
+        elif step.storages[s.storage].resident:
+            by_kind[s.kind] += s.nbytes
         else:
             rows.append((s.name, s.nbytes, s.kind))
     if op is not None and peak.scratch_bytes:
-        rows.append((f"scratch of {op.name}", peak.scratch_bytes, "temporary"))
+        rows.append((f"scratch of {title}", peak.scratch_bytes, "temporary"))
     rows += [(f"all of kind {k}", b, "must stay") for k, b in by_kind.items()]
     rows.sort(key=lambda row: (-row[1], row[0]))
     return FloorExplanation(
         floor_bytes=plan.peak_bytes,
         bound_bytes=plan.proof.bound_bytes,
-        op=op.name if op else "",
+        op=title,
         module=op.module if op else "",
-        holders=tuple(rows[:most]),
+        holders=tuple(rows[:_HOLDERS]),
     )

@@ -11,19 +11,21 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lowtide.errors import InvalidArgumentError
-from lowtide.reporting.policies import policy_file, policy_tags
+from lowtide.planners.keep_all import plan as keep_all
+from lowtide.reporting.html import filled
 from lowtide.reporting.snapshot import snapshot_bytes
 from lowtide.step.analysis.csv import write_rows
 from lowtide.step.files import write_whole
-from lowtide.step.graph import StepGraph
+from lowtide.step.graph import FOLDED, Op, StepGraph
 from lowtide.step.names import KIND_NAMES
 from lowtide.step.plan import Plan
-from lowtide.step.schedule import check_match, make_plan, with_frees
+from lowtide.step.schedule import check_match, with_frees
 from lowtide.step.walk import Walk, walk
 
 # A run that takes no time still gets a moment, so that no reader merges two of them.
@@ -45,8 +47,7 @@ def export(
             "there is no such form",
             f"Use one of: {', '.join(FORMS)}",
         )
-    if plan is None:
-        plan = make_plan(step, with_frees(step, step.baseline), planner="keep_all")
+    plan = keep_all(step) if plan is None else plan
     check_match(step, plan)
     return write_whole(path, FORMS[to](step, plan), force=force)
 
@@ -85,87 +86,132 @@ def chrome_trace(step: StepGraph, plan: Plan) -> str:
 
 
 def _named(what: str, process: int, thread: int, name: str) -> dict[str, Any]:
-    return {
-        "ph": "M",
-        "name": what,
-        "pid": process,
-        "tid": thread,
-        "ts": 0,
-        "args": {"name": name},
-    }
+    place = {"pid": process, "tid": thread, "ts": 0}
+    return {"ph": "M", "name": what, **place, "args": {"name": name}}
 
 
-def _trace_events(walk: Walk, process: int) -> list[dict[str, Any]]:
+def _trace_events(walk: Walk, process: int) -> Iterator[dict[str, Any]]:
     kinds = [kind for kind in KIND_NAMES if any(walk.by_kind[kind])]
-    events: list[dict[str, Any]] = []
     end = 0.0
 
-    def count(at: float, columns: Mapping[str, Sequence[int]], run: int) -> None:
-        events.append(
-            {
-                "ph": "C",
-                "name": "live bytes",
-                "pid": process,
-                "tid": 1,
-                "ts": at,
-                "args": {KIND_NAMES[kind]: columns[kind][run] for kind in kinds},
-            }
-        )
+    def count(at: float, columns: Mapping[str, Sequence[int]], run: int) -> Any:
+        amounts = {KIND_NAMES[kind]: columns[kind][run] for kind in kinds}
+        place = {"pid": process, "tid": 1, "ts": at}
+        return {"ph": "C", "name": "live bytes", **place, "args": amounts}
 
     for number, run in enumerate(walk.runs):
         op = walk.step.ops[run.op]
         now, end = end, end + max(op.seconds * 1e6, LEAST_MICROSECONDS)
-        events.append(
-            {
-                "ph": "X",
-                "cat": "recompute" if run.again else op.phase,
-                "name": op.name,
-                "pid": process,
-                "tid": 1,
-                "ts": now,
-                "dur": end - now,
-                "args": {
-                    "target": op.target,
-                    "module": op.module,
-                    "source": op.source,
-                    "run": number,
-                },
-            }
-        )
-        count(now, walk.by_kind, number)
+        about = {name: getattr(op, name) for name in ("target", "module", "source")}
+        yield {
+            "ph": "X",
+            "cat": "recompute" if run.again else op.phase,
+            "name": op.name,
+            "pid": process,
+            "tid": 1,
+            "ts": now,
+            "dur": end - now,
+            "args": {**about, "run": number},
+        }
+        yield count(now, walk.by_kind, number)
         if run.after_bytes < run.live_bytes:
-            count(end, walk.by_kind_after, number)
-    return events
+            yield count(end, walk.by_kind_after, number)
 
 
+_ABOUT_OP = ("seconds", "name", "target", "module", "source")
 _TIMELINE = "run start_seconds seconds op target module source again live_bytes".split()
 
 
 def timeline_csv(step: StepGraph, plan: Plan) -> str:
     """The timeline of a plan: one row for each run, bytes by kind."""
     walked = walk(step, plan.schedule)
+    columns = zip(*walked.by_kind.values(), strict=True)
     out = io.StringIO()
     write_rows(
         out,
         [*_TIMELINE, *(f"{kind}_bytes" for kind in walked.by_kind)],
         (
             (
-                number,
-                run.begin_seconds,
-                op.seconds,
-                op.name,
-                op.target,
-                op.module,
-                op.source,
-                int(run.again),
-                run.live_bytes,
-                *(column[number] for column in walked.by_kind.values()),
+                *(number, run.begin_seconds),
+                *(getattr(step.ops[run.op], name) for name in _ABOUT_OP),
+                *(int(run.again), run.live_bytes, *by_kind),
             )
-            for number, run in enumerate(walked.runs)
-            for op in (step.ops[run.op],)
+            for number, (run, by_kind) in enumerate(
+                zip(walked.runs, columns, strict=True)
+            )
         ),
     )
     return out.getvalue()
+
+
+def policies(step: StepGraph, plan: Plan) -> list[dict[str, Any]]:
+    """For each forward op, whether the selective form saves or recomputes it.
+
+    An op is saved if anything it makes is kept; of ops folded into one, each is asked
+    for itself. What lowtide recomputes more than once, or frees and makes again within
+    the backward, the selective form cannot say; it gets MUST_RECOMPUTE, which keeps the
+    least.
+    """
+    kept = frozenset(plan.kept)
+    return [
+        {
+            "op": name,
+            "target": target,
+            "module": op.module,
+            "source": op.source,
+            "policy": "MUST_SAVE" if kept.intersection(made) else "MUST_RECOMPUTE",
+        }
+        for op in step.ops
+        if op.phase == "forward" and op.opens < 0 and not op.standby
+        for name, target, made in _parts(step, op)
+    ]
+
+
+def _parts(step: StepGraph, op: Op) -> list[tuple[str, str, set[int]]]:
+    """The ops folded into this one: name, target, and what is left of its results.
+
+    What the last one makes has its name; all else comes from the first.
+    """
+    names, targets = op.name.split(FOLDED), op.target.split(FOLDED)
+    last = {s for s in op.writes if step.storages[s].name == names[-1]}
+    if len(names) == 1:
+        last = set(op.writes)
+    made = [set(op.writes) - last, *(set[int]() for _ in names[2:]), last]
+    return list(zip(names, targets, made[-len(names) :], strict=True))
+
+
+def policy_tags(step: StepGraph, plan: Plan) -> str:
+    """The policies as JSON, in the order in which the forward runs the ops."""
+    whole = {
+        "lowtide": "tags",
+        "schema": 1,
+        "step": step.name,
+        "fingerprint": step.fingerprint,
+        "planner": plan.planner,
+        "ops": policies(step, plan),
+    }
+    return json.dumps(whole, indent=1)
+
+
+def policy_file(step: StepGraph, plan: Plan) -> str:
+    """The policies as a Python file with a `Policy` for torch's selective form."""
+    fates: dict[str, str] = {}
+    for row in policies(step, plan):
+        letter = "S" if row["policy"] == "MUST_SAVE" else "r"
+        fates[row["target"]] = fates.get(row["target"], "") + letter
+    lines = [f"    {json.dumps(k)}: {json.dumps(v)},\n" for k, v in fates.items()]
+    parts = {
+        "step": _word(step.name),
+        "fingerprint": step.fingerprint,
+        "planner": _word(plan.planner),
+        "fates": f"{{\n{''.join(lines)}}}",
+    }
+    return filled("policy.txt", parts)
+
+
+def _word(text: str) -> str:
+    """A name that cannot end the docstring it stands in."""
+    return re.sub(r"[^\w.+ -]", "_", text)
 
 
 FORMS: dict[str, Callable[[StepGraph, Plan], str | bytes]] = {

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from itertools import accumulate
 from typing import Any
 
-from lowtide.reporting.inputs import Inputs, Measured, Verified
+from lowtide.reporting.inputs import Inputs
 from lowtide.reporting.tide import curve
 from lowtide.step.plan import Plan
 from lowtide.step.walk import Walk
@@ -19,60 +19,49 @@ def fidelity(inputs: Inputs, plan: Plan) -> dict[str, Any] | None:
     checks = _checks(inputs.verification) if inputs.verification else []
     if not inputs.measured and not checks:
         return None
-    rows: list[dict[str, Any]] = []
     baseline, planned = (inputs.measured.get(k) for k in ("baseline", "planned"))
+    found: list[tuple[str, str, str, float, float]] = []
+
+    def compare(name: str, peaks: tuple[int, int], times: tuple[float, float]) -> None:
+        found.append((name, "peak", "bytes", *peaks))
+        found.append((name, "time", "seconds", *times))
+
     if baseline is not None:
-        peak = (plan.baseline_peak_bytes, baseline.peak_bytes)
-        rows.append(_row("baseline", "peak", "bytes", *peak))
-        times = (plan.baseline_seconds, baseline.seconds)
-        rows.append(_row("baseline", "time", "seconds", *times))
+        peaks = (inputs.unplanned_peak_bytes(plan), baseline.peak_bytes)
+        compare("unplanned", peaks, (plan.baseline_seconds, baseline.seconds))
     elif planned is not None:
         # A planned step is timed in turns with the unplanned one.
         times = (plan.baseline_seconds, planned.baseline_seconds)
-        rows.append(_row("baseline", "time", "seconds", *times))
+        found.append(("unplanned", "time", "seconds", *times))
     if planned is not None:
-        for what, unit, predicted, real in (
-            ("peak", "bytes", plan.peak_bytes, planned.peak_bytes),
-            ("time", "seconds", plan.seconds, planned.seconds),
-        ):
-            rows.append(_row("with the plan", what, unit, predicted, real))
-    return {"rows": rows, "checks": checks, "rss": _rss(inputs)}
-
-
-def _row(
-    name: str, what: str, unit: str, predicted: float, measured: float
-) -> dict[str, Any]:
-    return {
-        "name": name,
-        "what": what,
-        "unit": unit,
-        "predicted": predicted,
-        "measured": measured,
-        "difference": measured / predicted - 1 if predicted else 0.0,
-    }
-
-
-def _rss(inputs: Inputs) -> list[dict[str, Any]]:
-    """What the operating system saw, where it was asked."""
-    return [
-        {"name": label, "bytes": found.rss_peak_bytes}
-        for label, found in inputs.measured.items()
-        if found.rss_peak_bytes
+        peaks = (plan.peak_bytes, planned.peak_bytes)
+        compare("with the plan", peaks, (plan.seconds, planned.seconds))
+    keys = ("name", "what", "unit", "predicted", "measured", "difference")
+    rows = [
+        dict(zip(keys, (*row, row[4] / row[3] - 1 if row[3] else 0.0), strict=True))
+        for row in found
     ]
+    # What the operating system saw, where it was asked.
+    rss = [
+        {"name": label, "bytes": measured.rss_peak_bytes}
+        for label, measured in inputs.measured.items()
+        if measured.rss_peak_bytes
+    ]
+    return {"rows": rows, "checks": checks, "rss": rss}
 
 
-def _checks(verification: Verified) -> list[dict[str, Any]]:
+def _checks(verification: Any) -> list[dict[str, Any]]:
     """What was compared bit by bit, and whether it was equal."""
-    found = {
+    equal = {
         "loss": verification.loss_equal,
         "gradients": verification.gradients_equal,
         "buffers": verification.buffers_equal,
         "random generator": verification.rng_equal,
     }
-    return [{"name": name, "equal": equal} for name, equal in found.items()]
+    return [{"name": name, "equal": is_equal} for name, is_equal in equal.items()]
 
 
-def measured_line(measured: Measured | None, walk: Walk) -> dict[str, Any] | None:
+def measured_line(measured: Any, walk: Walk) -> dict[str, Any] | None:
     """The measured live bytes as a line over the chart, or None if there are none.
 
     A measurement has one value for each allocation and release of the real step, in

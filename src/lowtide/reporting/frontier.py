@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from lowtide.reporting.inputs import Inputs
+from lowtide.reporting.inputs import Inputs, point_of
 from lowtide.step.plan import Plan
 
 
 def frontier(
-    inputs: Inputs, plan: Plan, charts: Mapping[int, int]
+    inputs: Inputs, plan: Plan, views: Mapping[int, int]
 ) -> dict[str, Any] | None:
     """Every plan known for this step as a point, or None if there is but one.
 
-    `charts` says which of the report's tides belongs to the plan with this identity.
+    `views` says which of the report's views shows the plan with this identity.
     """
     points = [*inputs.frontier]
-    points += [p for p in inputs.plans if not any(_equal(p, q) for q in points)]
+    known = [point_of(p) for p in points]
+    points += [p for p in inputs.plans if point_of(p) not in known]
     if len(points) + len(inputs.references) < 2:
         return None
     rows = [
@@ -28,8 +30,8 @@ def frontier(
             "peak_bytes": p.peak_bytes,
             "seconds": p.seconds,
             "overhead": p.overhead,
-            "tide": charts.get(id(p), -1),
-            "is_shown": _equal(p, plan),
+            "view": views.get(id(p), -1),
+            "is_shown": point_of(p) == point_of(plan),
             "is_best": not any(_beats(q, p) for q in points),
         }
         for p in points
@@ -38,17 +40,10 @@ def frontier(
     return {
         "points": rows,
         "references": [asdict(reference) for reference in inputs.references],
-        "baseline_peak_bytes": plan.baseline_peak_bytes,
-        "resident_bytes": plan.resident_bytes,
+        "eager_peak_bytes": inputs.unplanned_peak_bytes(plan),
         "bound": bound(points),
         "bound_bytes": max((p.proof.bound_bytes for p in points), default=0),
     }
-
-
-def _equal(one: Plan, two: Plan) -> bool:
-    """Whether two plans are one point."""
-    found = (one.planner, one.peak_bytes, one.seconds)
-    return found == (two.planner, two.peak_bytes, two.seconds)
 
 
 def _beats(other: Plan, plan: Plan) -> bool:
@@ -90,12 +85,15 @@ def search(plan: Plan) -> dict[str, Any] | None:
     proof = plan.proof
     if len(proof.history) < 2 or plan.baseline_seconds <= 0:
         return None
-    base = plan.baseline_seconds
+    base, best = plan.baseline_seconds, math.inf
+    incumbent: list[dict[str, float]] = []
+    for at, seconds in proof.history:
+        # What is faster than the plan in the end did not fit the budget.
+        if plan.seconds <= seconds < best:
+            best = seconds
+            incumbent.append({"search_seconds": at, "overhead": best / base - 1})
     return {
-        "incumbent": [
-            {"search_seconds": at, "overhead": seconds / base - 1}
-            for at, seconds in proof.history
-        ],
+        "incumbent": incumbent,
         "bound_overhead": bound_overhead(plan),
         "overhead": plan.overhead,
         "search_seconds": max(proof.search_seconds, proof.history[-1][0]),

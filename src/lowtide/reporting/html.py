@@ -1,80 +1,71 @@
 """The report as one HTML file: style, script and data inside, nothing from outside.
 
 Names come from models and may hold anything. What is written into the page here is
-escaped; what the script shows, it shows as text; the data block cannot end early,
-because `<` never appears in it; and the page's own policy lets no other script run and
-no request leave.
+escaped; what the script shows, it shows as text; the data block is base64, so nothing
+in it is read as HTML; and the page's own policy lets no other script run and no request
+leave.
 """
 
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import html
-import io
 import json
 import re
-from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
-from typing import Any, TextIO
+from typing import Any
 
-_SCRIPTS = (
-    "core.js",
-    "plot.js",
-    "tide.js",
-    "xy.js",
-    "frontier.js",
-    "lifetimes.js",
-    "sections.js",
-    "main.js",
-)
+_SCRIPTS = "core plot tide xy frontier icicle lifetimes sections main".split()
 _NOTEBOOK_SECTIONS = "tide frontier"
 
 
-def render_html(data: dict[str, Any], out: TextIO, *, only: str = "") -> None:
-    """Write the page. `only` names the sections to show, separated by spaces."""
-    mode = f' class="notebook" data-only="{html.escape(only)}"' if only else ""
+def render_html(data: dict[str, Any], *, only: str = "") -> str:
+    """The page. `only` names the sections to show, separated by spaces."""
+    first = data["views"][0]
+    cards, facts = (
+        "\n".join(_card(c) for c in first["cards"] if c["is_main"] is is_main)
+        for is_main in (True, False)
+    )
     parts = {
         "policy": _policy(_script()),
-        "version": html.escape(data["version"]),
-        "title": html.escape(data["title"]),
-        "headline": _held(html.escape(data["headline"])),
-        "fingerprint": html.escape(data["fingerprint"]),
+        "headline": _held(html.escape(first["headline"])),
         "command": _command(data["command"]),
-        "cards": "\n".join(_card(card) for card in data["cards"]),
+        "cards": cards,
+        "facts": facts,
         "notes": "\n".join(_note(note) for note in data["notes"]),
         "notes_hidden": "" if data["notes"] else " hidden",
-        "mode": mode,
+        "mode": f' class="notebook" data-only="{html.escape(only)}"' if only else "",
         "style": _style(),
         "script": _script(),
-        "data": _embedded(compact(data)),
+        "data": _embedded(data),
     }
-    template = asset("page.html")
-    # In one pass over the template, so that nothing filled in is filled in again.
-    pieces = template.split("{{")
-    out.write(pieces[0])
-    for piece in pieces[1:]:
-        name, rest = piece.split("}}", 1)
-        out.write(parts[name])
-        out.write(rest)
+    for name in ("version", "title", "fingerprint"):
+        parts[name] = html.escape(data[name])
+    return filled("page.html", parts)
 
 
-def render_notebook(data: dict[str, Any], out: TextIO) -> None:
-    """Write the cards, the tide and the frontier as a frame for a notebook cell."""
-    page = io.StringIO()
-    render_html(data, page, only=_NOTEBOOK_SECTIONS)
-    height = 520 + 560 * bool(data["tides"]) + 480 * bool(data["frontier"])
-    out.write(
-        f'<iframe title="{html.escape(data["title"])}" srcdoc="'
-        f'{html.escape(page.getvalue())}" sandbox="allow-scripts allow-downloads" '
+def render_notebook(data: dict[str, Any]) -> str:
+    """The cards, the tide and the frontier as a frame for a notebook cell."""
+    page = html.escape(render_html(data, only=_NOTEBOOK_SECTIONS))
+    charts = bool(data["views"][0]["tide"]) + bool(data["frontier"])
+    height = 420 + 520 * charts
+    return (
+        f'<iframe title="{html.escape(data["title"])}" srcdoc="{page}" '
+        'sandbox="allow-scripts allow-downloads" '
         f'style="width:100%;height:{height}px;border:0;border-radius:12px"></iframe>'
     )
 
 
+def filled(name: str, parts: dict[str, str]) -> str:
+    """A template with its parts, in one pass: nothing filled in is filled in again."""
+    return re.sub(r"\{\{(\w+)\}\}", lambda hole: parts[hole[1]], asset(name))
+
+
 @cache
 def asset(name: str) -> str:
-    """The text of a file of the page."""
     return (files("lowtide.reporting") / "assets" / name).read_text("utf-8")
 
 
@@ -85,11 +76,12 @@ def _style() -> str:
 
 @cache
 def _script() -> str:
-    body = "\n".join(asset(name) for name in _SCRIPTS)
-    return f'(() => {{\n"use strict";\n{body}}})();\n'
+    body = "\n".join(asset(f"{name}.js") for name in _SCRIPTS)
+    return f'(async () => {{\n"use strict";\n{body}}})();\n'
 
 
 def _policy(script: str) -> str:
+    """No request leaves the page, and no script runs but its own."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return (
         "default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:; "
@@ -98,11 +90,12 @@ def _policy(script: str) -> str:
 
 
 def _embedded(data: Any) -> str:
-    """JSON that can stand inside a script element: no character that HTML reads."""
-    encoded = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    for character in "<>&":
-        encoded = encoded.replace(character, f"\\u{ord(character):04x}")
-    return encoded
+    """The data as compressed JSON, in letters that HTML does not read.
+
+    Columns of numbers and repeated names shrink to a tenth of their size.
+    """
+    encoded = json.dumps(data, separators=(",", ":"), allow_nan=False).encode()
+    return base64.b64encode(gzip.compress(encoded, mtime=0)).decode()
 
 
 def _command(command: str) -> str:
@@ -115,17 +108,19 @@ def _command(command: str) -> str:
 
 
 def _card(card: dict[str, Any]) -> str:
-    number, is_word = card["number"], card["number"] is None
-    value, detail = (_held(html.escape(card[key])) for key in ("value", "detail"))
-    exact = ""
-    if isinstance(number, int) and number >= 1024:
-        exact = f'<div class="exact">{number:,} bytes</div>'.replace(",", "\u202f")
-    attribute = "" if is_word else f' data-number="{number}"'
+    """A card, in the form in which the script writes another view's numbers into it."""
+    name, label, before, value, detail = (
+        _held(html.escape(card[key]))
+        for key in ("id", "label", "before", "value", "detail")
+    )
+    number = card["number"]
+    known = "" if number is None else f' data-number="{number}"'
+    exact = f"{number:,} bytes".replace(",", "\u202f") if type(number) is int else ""
     return (
-        f'<div class="card" id="card-{html.escape(card["id"])}"{attribute}>'
-        f"<h3>{html.escape(card['label'])}</h3>"
-        f'<div class="value{" word" * is_word}">{value}</div>'
-        f'<div class="detail">{detail}</div>{exact}</div>'
+        f'<div class="card" id="card-{name}"{known} data-value="{value}">'
+        f'<h3>{label}</h3><div class="value" title="{exact}">'
+        f'<span class="before">{before}</span><span class="now">{value}</span></div>'
+        f'<div class="detail">{detail}</div></div>'
     )
 
 
@@ -135,65 +130,6 @@ def _held(text: str) -> str:
 
 
 def _note(note: dict[str, str]) -> str:
-    tag = "" if note["kind"] == "note" else note["kind"]
-    shown = f'<span class="tag">{html.escape(tag)}</span>' if tag else ""
+    tag = f'<span class="tag">{html.escape(note["kind"])}</span>'
+    shown = "" if note["kind"] == "note" else tag
     return f"<li>{shown}{html.escape(note['text'])}</li>"
-
-
-def compact(data: dict[str, Any]) -> dict[str, Any]:
-    """The same data in fewer characters; the page's script opens it again.
-
-    Columns become differences (one number if they are constant), seconds become whole
-    nanoseconds, and repeated texts become places in one table.
-    """
-    texts: dict[str, int] = {}
-
-    def place(text: str) -> int:
-        return texts.setdefault(text, len(texts)) if text else -1
-
-    ops = dict(data["ops"])
-    for column in ("target", "module", "source"):
-        ops[column] = [place(text) for text in ops[column]]
-    result = dict(data)
-    result["ops"] = ops
-    result["tides"] = [_compact_tide(tide) for tide in data["tides"]]
-    if data["measured"]:
-        result["measured"] = _compact_curve(data["measured"])
-    result["texts"] = list(texts)
-    return result
-
-
-def _compact_tide(tide: dict[str, Any]) -> dict[str, Any]:
-    is_full = len(tide["run"]) == tide["num_runs"]
-    shut = {
-        k: v for k, v in tide.items() if k not in ("live_bytes", "start_seconds", "run")
-    }
-    shut["run"] = None if is_full else _differences(tide["run"])
-    shut["start"] = _nanoseconds(tide["start_seconds"])
-    again = [i for i, flag in enumerate(tide["again"]) if flag]
-    shut["again"] = _differences(again)
-    shut["by_kind"] = {k: _column(v) for k, v in tide["by_kind"].items()}
-    shut["outline"] = _compact_curve(tide["outline"]) if tide["outline"] else None
-    return shut
-
-
-def _compact_curve(curve: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "label": curve["label"],
-        "peak_bytes": curve["peak_bytes"],
-        "run": _differences(curve["run"]),
-        "start": _nanoseconds(curve["start_seconds"]),
-        "live_bytes": _differences(curve["live_bytes"]),
-    }
-
-
-def _column(values: Sequence[int]) -> list[int] | int:
-    return values[0] if len(set(values)) == 1 else _differences(values)
-
-
-def _differences(values: Sequence[int]) -> list[int]:
-    return [b - a for a, b in zip((0, *values), values, strict=False)]
-
-
-def _nanoseconds(values: Sequence[float]) -> list[int]:
-    return _differences([round(v * 1e9) for v in values])

@@ -2,7 +2,7 @@
 
 Steps, plans and frontiers are records of stages below this one. Measurements,
 verifications and batch rows come from stages that need torch, which this one does not
-import: the protocols here say what it reads of them.
+import: it knows them by what it reads of them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, cast
 
 from lowtide.errors import InvalidArgumentError
 from lowtide.planners._sweep import Frontier
@@ -29,37 +29,6 @@ class Reference:
     overhead: float
 
 
-@runtime_checkable
-class Measured(Protocol):
-    """What a report reads of a `Measurement`."""
-
-    peak_bytes: int
-    rss_peak_bytes: int
-    seconds: float
-    baseline_seconds: float
-    live_bytes: Sequence[int]
-
-
-@runtime_checkable
-class Verified(Protocol):
-    """What a report reads of a `Verification`."""
-
-    loss_equal: bool
-    gradients_equal: bool
-    buffers_equal: bool
-    rng_equal: bool
-    measured: Measured | None
-
-
-@runtime_checkable
-class BatchSize(Protocol):
-    """What a report reads of a `BatchRow`."""
-
-    batch: int
-
-    def to_dict(self) -> dict[str, Any]: ...
-
-
 @dataclass(slots=True)
 class Inputs:
     """Everything the report was given, by kind."""
@@ -68,30 +37,26 @@ class Inputs:
     plans: list[Plan] = field(default_factory=list[Plan])
     frontier: list[Plan] = field(default_factory=list[Plan])
     knee: Plan | None = None
-    measured: dict[str, Measured] = field(default_factory=dict[str, Measured])
-    unlabelled: list[Measured] = field(default_factory=list[Measured])
-    verification: Verified | None = None
+    measured: dict[str, Any] = field(default_factory=dict[str, Any])
+    unlabelled: list[Any] = field(default_factory=list[Any])
+    verification: Any = None
     batch: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     references: list[Reference] = field(default_factory=list[Reference])
     notes: list[str] = field(default_factory=list[str])
+    batch_budget_bytes: int = 0
 
-    def label_measurements(self) -> None:
-        """Give measurements without a label one: the planned step's is the last."""
-        order = ["planned"] if self.plans or self.frontier else ["baseline"]
-        if len(self.unlabelled) > 1:
-            order = ["baseline", "planned"]
-        for label, measurement in zip(order, self.unlabelled, strict=False):
-            self.measured.setdefault(label, measurement)
-        if self.verification is not None and self.verification.measured is not None:
-            self.measured.setdefault("planned", self.verification.measured)
+    def unplanned_peak_bytes(self, plan: Plan) -> int:
+        """The peak without lowtide, which every saving is measured from."""
+        step = self.step
+        return plan.baseline_peak_bytes if step is None else step.eager_peak_bytes
 
 
 def sort_things(things: Iterable[Any]) -> Inputs:
     """The things by kind; raises `InvalidArgumentError` on what cannot be shown."""
     inputs = Inputs()
-    for thing in things:
-        _take(inputs, thing)
-    inputs.label_measurements()
+    _take(inputs, list(things))
+    _label_measurements(inputs)
+    inputs.batch.sort(key=lambda row: row["batch"])
     if inputs.step is not None:
         for plan in (*inputs.plans, *inputs.frontier):
             check_match(inputs.step, plan)
@@ -105,12 +70,30 @@ def sort_things(things: Iterable[Any]) -> Inputs:
     return inputs
 
 
+def _label_measurements(inputs: Inputs) -> None:
+    """Give measurements without a label one: the planned step's is the last."""
+    labels = ["planned"] if inputs.plans or inputs.frontier else ["baseline"]
+    if len(inputs.unlabelled) > 1:
+        labels = ["baseline", "planned"]
+    for label, measurement in zip(labels, inputs.unlabelled, strict=False):
+        inputs.measured.setdefault(label, measurement)
+    if inputs.verification is not None and inputs.verification.measured is not None:
+        inputs.measured.setdefault("planned", inputs.verification.measured)
+
+
 def _take(inputs: Inputs, thing: Any) -> None:
     match thing:
         case None:
             pass
         case StepGraph():
-            _take_step(inputs, thing)
+            known = inputs.step or thing
+            if known.fingerprint != thing.fingerprint:
+                raise InvalidArgumentError(
+                    "lowtide.report(step, step)",
+                    f"the steps {known.fingerprint} and {thing.fingerprint} differ",
+                    "Make one report for each, or compare them with lowtide.diff",
+                )
+            inputs.step = thing
         case Plan():
             inputs.plans.append(thing)
         case Frontier():
@@ -119,22 +102,25 @@ def _take(inputs: Inputs, thing: Any) -> None:
             inputs.references.append(thing)
         case str():
             inputs.notes.append(thing)
-        case Measured():
+        case object(rss_peak_bytes=_, live_bytes=_):
             inputs.unlabelled.append(thing)
-        case Verified():
+        case object(loss_equal=_, measured=_):
             inputs.verification = thing
-        case BatchSize():
-            inputs.batch.append(_batch_row(thing.to_dict()))
+        case object(batch=_, to_dict=to_dict):
+            inputs.batch.append(_batch_row(to_dict()))
+        case {"lowtide": "batch", "rows": rows, "budget_bytes": int(budget_bytes)}:
+            inputs.batch_budget_bytes = budget_bytes
+            _take(inputs, rows)
         case {"batch": _}:
-            inputs.batch.append(_batch_row(thing))  # pyright: ignore[reportUnknownArgumentType]
-        case Mapping():
-            for label, value in thing.items():  # pyright: ignore[reportUnknownVariableType]
-                if isinstance(value, Measured):
-                    inputs.measured[str(label)] = value  # pyright: ignore[reportUnknownArgumentType]
+            inputs.batch.append(_batch_row(cast(dict[str, Any], thing)))
+        case dict():
+            for label, value in cast(dict[str, Any], thing).items():
+                if hasattr(value, "rss_peak_bytes"):
+                    inputs.measured[label] = value
                 else:
                     _take(inputs, value)
         case list() | tuple():
-            for part in thing:  # pyright: ignore[reportUnknownVariableType]
+            for part in cast(Sequence[Any], thing):
                 _take(inputs, part)
         case _:
             raise InvalidArgumentError(
@@ -145,43 +131,29 @@ def _take(inputs: Inputs, thing: Any) -> None:
             )
 
 
-def _take_step(inputs: Inputs, step: StepGraph) -> None:
-    known = inputs.step
-    if known is not None and known.fingerprint != step.fingerprint:
-        raise InvalidArgumentError(
-            "lowtide.report(step, step)",
-            f"the steps {known.fingerprint} and {step.fingerprint} differ",
-            "Make one report for each, or compare them with lowtide.diff",
-        )
-    inputs.step = step
+def point_of(plan: Plan) -> tuple[str, int, float]:
+    """What tells plans apart on the frontier: one may be the best for many budgets."""
+    return (plan.planner, plan.peak_bytes, plan.seconds)
 
 
 def _take_frontier(inputs: Inputs, frontier: Frontier) -> None:
-    """Its plans, once each: one may be the best for several budgets."""
-    known = {(p.planner, p.peak_bytes, p.seconds) for p in inputs.frontier}
+    known = {point_of(p) for p in inputs.frontier}
     for point in sorted(frontier.points, key=lambda p: p.budget_bytes):
-        plan = point.plan
-        if (plan.planner, plan.peak_bytes, plan.seconds) not in known:
-            known.add((plan.planner, plan.peak_bytes, plan.seconds))
-            inputs.frontier.append(plan)
+        if point_of(point.plan) not in known:
+            known.add(point_of(point.plan))
+            inputs.frontier.append(point.plan)
     if inputs.knee is None:
         inputs.knee = frontier.knee.plan
 
 
 _BATCH_FIELDS = (
-    "batch",
-    "baseline_peak_bytes",
-    "planned_peak_bytes",
-    "baseline_samples_per_second",
-    "planned_samples_per_second",
+    *("batch", "baseline_peak_bytes", "planned_peak_bytes"),
+    *("baseline_samples_per_second", "planned_samples_per_second"),
 )
 
 
 def _batch_row(values: Mapping[str, Any]) -> dict[str, Any]:
     """What is shown of a batch size; None where the step did not fit."""
-    return {name: _number(values.get(name)) for name in _BATCH_FIELDS}
-
-
-def _number(value: Any) -> Any:
-    is_bad = isinstance(value, float) and not math.isfinite(value)
-    return None if is_bad else value
+    row = {name: values.get(name) for name in _BATCH_FIELDS}
+    wrong = [k for k, v in row.items() if isinstance(v, float) and not math.isfinite(v)]
+    return {**row, **dict.fromkeys(wrong)}

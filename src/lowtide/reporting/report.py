@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from lowtide.errors import InvalidArgumentError
-from lowtide.reporting.compare import build_diff
-from lowtide.reporting.data import build
+from lowtide.reporting.data import build, build_diff
 from lowtide.reporting.diff import Diff
 from lowtide.reporting.html import render_html, render_notebook
 from lowtide.reporting.inputs import Reference, sort_things
@@ -50,14 +49,27 @@ class Report:
 
     def to_html(self) -> str:
         """The whole page as a string."""
-        out = io.StringIO()
-        render_html(self.data, out)
-        return out.getvalue()
+        return render_html(self.data)
 
     def _repr_html_(self) -> str:
-        out = io.StringIO()
-        render_notebook(self.data, out)
-        return out.getvalue()
+        return render_notebook(self.data)
+
+    def content(self, ending: str) -> str:
+        """The report in the form that the name of a file asks for by its ending."""
+        match ending.lower():
+            case ".html" | ".htm":
+                return self.to_html()
+            case ".json":
+                return json.dumps(self.data, indent=1)
+            case ".txt":
+                return f"lowtide report\n\n{self}\n"
+            case _:
+                raise InvalidArgumentError(
+                    f"save(...{ending})",
+                    f"{ending or 'no ending'!r} is not a form of the report",
+                    "End the name in .html, .json or .txt; pictures are written by "
+                    "save_plots",
+                )
 
     def save(self, path: str | Path, *, force: bool = False) -> Path:
         """Write the report as a file: `.html`, `.json` or `.txt` by its name.
@@ -68,21 +80,7 @@ class Report:
             OutputError: if the file exists and `force` is not set, or if writing
                 fails.
         """
-        suffix = Path(path).suffix.lower()
-        if suffix in (".html", ".htm"):
-            content = self.to_html()
-        elif suffix == ".json":
-            content = json.dumps(self.data, indent=1)
-        elif suffix == ".txt":
-            content = f"{self}\n"
-        else:
-            raise InvalidArgumentError(
-                f"save({str(path)!r})",
-                f"{suffix or 'no ending'!r} is not a form of the report",
-                "End the name in .html, .json or .txt; pictures are written by "
-                "save_plots",
-            )
-        return write_whole(path, content, force=force)
+        return write_whole(path, self.content(Path(path).suffix), force=force)
 
     def save_plots(
         self, folder: str | Path, *, form: str = "svg", force: bool = False
@@ -94,7 +92,7 @@ class Report:
 
 
 def report(*things: Any, title: str = "", command: str = "") -> Report:
-    """A report on all that is given: a step, plans, frontiers, measurements, notes.
+    """A report on everything given: a step, plans, frontiers, measurements, notes.
 
     Args:
         things: In any order: a `StepGraph`, `Plan`s (the first is the one shown),
@@ -113,7 +111,7 @@ def report(*things: Any, title: str = "", command: str = "") -> Report:
         ...     g = h(a, d) 16 bytes 1 s
         ...     -> g
         ... ''')
-        >>> lowtide.report(step).to_dict()["peak"]["bytes"]
+        >>> lowtide.report(step).to_dict()["views"][0]["peak"]["bytes"]
         44
     """
     if len(things) == 1 and isinstance(things[0], Diff):

@@ -7,129 +7,115 @@ Layers that do the same with the same bytes are one row.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
 from typing import Any
 
 from lowtide.step.analysis import extra_runs, fates, maker, peak_of
-from lowtide.step.graph import Op, StepGraph
-from lowtide.step.names import NO_MODULE, collapse, pattern_of, short_target
+from lowtide.step.graph import StepGraph
+from lowtide.step.names import (
+    KIND_NAMES,
+    NO_MODULE,
+    collapse,
+    pattern_of,
+    short_target,
+    titles,
+)
 from lowtide.step.walk import Walk
 
-LIFETIME_LIMIT = 200
-LINE_LIMIT = 2_000
 PEAK_LIMIT = 200
+# What is narrower than this share of the peak is part of "others".
+LEAST_SHARE = 0.002
 
 
-def lifetimes(walk: Walk) -> list[dict[str, Any]]:
-    """When each of the largest storages lives, in order of birth."""
-    step, starts = walk.step, walk.starts()
+def lifetimes(walk: Walk, *, limit: int) -> list[dict[str, Any]]:
+    """When each of the largest storages lives, the largest first."""
+    step, starts, names = walk.step, walk.starts(), titles(walk.step)
     largest = sorted(walk.stretches, key=lambda s: (-step.sizes[s], s))
     rows: list[dict[str, Any]] = []
-    for s in largest[:LIFETIME_LIMIT]:
-        op, storage = maker(step, s), step.storages[s]
-        rows.append(
+    for s in largest[:limit]:
+        bars = [
             {
-                "storage": s,
-                "name": storage.name,
-                "bytes": step.sizes[s],
-                "kind": storage.kind,
-                "op": -1 if op is None else op.id,
-                "bars": [
-                    {
-                        "first_run": stretch.first,
-                        "end_run": stretch.last + 1,
-                        "start_seconds": starts[stretch.first],
-                        "end_seconds": starts[stretch.last + 1],
-                        "again": stretch.again,
-                    }
-                    for stretch in walk.stretches[s]
-                ],
+                "first_run": stretch.first,
+                "end_run": stretch.last + 1,
+                "start_seconds": starts[stretch.first],
+                "end_seconds": starts[stretch.last + 1],
+                "again": stretch.again,
             }
-        )
-    rows.sort(key=lambda r: (r["bars"][0]["first_run"], -r["bars"][0]["end_run"]))
+            for stretch in walk.stretches[s]
+        ]
+        kind, op = step.storages[s].kind, _maker_id(step, s)
+        placed = op >= 0 and step.ops[op].module
+        name = names[op] if placed else step.storages[s].name
+        row = {"storage": s, "name": name, "bytes": step.sizes[s]}
+        rows.append({**row, "kind": kind, "op": op, "bars": bars})
     return rows
 
 
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """A storage that the forward leaves to the backward, or that is made again."""
-
-    op: Op
-    storage: int
-    fate: str
-    times_made: int
+def _maker_id(step: StepGraph, storage: int) -> int:
+    op = maker(step, storage)
+    return -1 if op is None else op.id
 
 
-def modules(walk: Walk) -> list[dict[str, Any]]:
-    """Kept and recomputed bytes by module, largest first, equal layers in one row."""
+def modules(walk: Walk, *, limit: int) -> list[dict[str, Any]]:
+    """Kept and recomputed bytes by module, largest first, equal layers in one row.
+
+    Listed are the storages that the forward leaves to the backward, and those that are
+    made again; `limit` of them in all.
+    """
     step = walk.step
-    lines: dict[str, list[_Line]] = defaultdict(list)
+    lines: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for fate in fates(walk):
-        op = maker(step, fate.storage)
+        op, storage = maker(step, fate.storage), step.storages[fate.storage]
         if op is None or fate.word not in ("kept", "recomputed", "both"):
             continue
         if fate.word != "recomputed" or op.phase == "forward":
-            line = _Line(op, fate.storage, fate.word, fate.times_made)
-            lines[op.module].append(line)
+            lines[op.module].append(
+                {
+                    "op": op.id,
+                    "name": storage.name,
+                    "shape": list(storage.shape),
+                    "dtype": storage.dtype,
+                    "bytes": step.sizes[fate.storage],
+                    "fate": fate.word,
+                    "times_made": fate.times_made,
+                }
+            )
     extra = {m: e.seconds for m, e in extra_runs(walk, lambda op: op.module).items()}
-    for module in extra:
-        lines.setdefault(module, [])
     groups: dict[tuple[Any, ...], list[str]] = defaultdict(list)
-    for module, found in lines.items():
-        found.sort(key=lambda line: (line.op.id, line.storage))
-        shape = tuple((n.op.target, step.sizes[n.storage], n.fate) for n in found)
+    for module in dict.fromkeys((*lines, *extra)):
+        lines[module].sort(key=lambda line: line["op"])
+        shape = tuple(
+            (step.ops[line["op"]].target, line["bytes"], line["fate"])
+            for line in lines[module]
+        )
         ran = round(extra.get(module, 0.0), 12)
         groups[pattern_of(module), shape, ran if not shape else 0].append(module)
-    rows = [
-        _module_row(
-            step, names, [line for name in names for line in lines[name]], extra
-        )
-        for names in groups.values()
-    ]
-    rows.sort(
-        key=lambda r: (-r["kept_bytes"] - r["recomputed_bytes"], r["order"], r["label"])
-    )
-    _limit_lines(rows)
-    return rows
-
-
-def _module_row(
-    step: StepGraph, names: list[str], lines: list[_Line], extra: dict[str, float]
-) -> dict[str, Any]:
-    total = {"kept": 0, "recomputed": 0}
-    shown: list[dict[str, Any]] = []
-    for line in lines:
-        storage, nbytes = step.storages[line.storage], step.sizes[line.storage]
-        total["kept" if line.fate == "both" else line.fate] += nbytes
-        shown.append(
+    rows: list[dict[str, Any]] = []
+    for names in groups.values():
+        shown = [line for name in names for line in lines[name]]
+        again = sum(x["bytes"] for x in shown if x["fate"] == "recomputed")
+        rows.append(
             {
-                "op": line.op.id,
-                "name": storage.name,
-                "shape": list(storage.shape),
-                "dtype": storage.dtype,
-                "bytes": nbytes,
-                "fate": line.fate,
-                "times_made": line.times_made,
+                "label": collapse(names) or NO_MODULE,
+                "num_modules": len(names),
+                "kept_bytes": sum(line["bytes"] for line in shown) - again,
+                "recomputed_bytes": again,
+                "recompute_seconds": sum(extra.get(n, 0.0) for n in names),
+                "num_storages": len(shown),
+                "storages": sorted(
+                    shown, key=lambda line: (-line["bytes"], line["op"])
+                ),
             }
         )
-    return {
-        "label": collapse(names) or NO_MODULE,
-        "num_modules": len(names),
-        "kept_bytes": total["kept"],
-        "recomputed_bytes": total["recomputed"],
-        "recompute_seconds": sum(extra.get(n, 0.0) for n in names),
-        "order": min((line.op.id for line in lines), default=len(step.ops)),
-        "num_storages": len(shown),
-        "storages": sorted(shown, key=lambda line: (-line["bytes"], line["op"])),
-    }
 
+    def order(row: dict[str, Any]) -> tuple[Any, ...]:
+        first = min((line["op"] for line in row["storages"]), default=len(step.ops))
+        return (-row["kept_bytes"] - row["recomputed_bytes"], first, row["label"])
 
-def _limit_lines(rows: list[dict[str, Any]]) -> None:
-    """Keep the largest storages of each row, so that a page stays readable."""
-    share = max(8, LINE_LIMIT // max(1, len(rows)))
+    rows.sort(key=order)
+    # Only the largest storages of each row, so that a page stays readable.
     for row in rows:
-        del row["order"]
-        del row["storages"][share:]
+        del row["storages"][max(8, limit // len(rows)) :]
+    return rows
 
 
 def recompute_by_op(walk: Walk) -> list[dict[str, Any]]:
@@ -151,60 +137,80 @@ def at_peak(walk: Walk) -> dict[str, Any]:
             key = (pattern_of(places[s.storage]), s.op_type, s.nbytes, s.kind)
             groups[key].append(s.storage)
     rows: list[dict[str, Any]] = []
+
+    def add(label: str, made_by: str, kind: str, count: int, nbytes: int, op: int):
+        keys = ("label", "made_by", "kind", "num_storages", "bytes", "op")
+        row = (label, made_by, kind, count, nbytes, op)
+        rows.append(dict(zip(keys, row, strict=True)))
+
     for (_, op_type, nbytes, kind), found in groups.items():
-        first = maker(step, min(found))
-        names = [places[s] for s in sorted(found)]
-        rows.append(
-            _peak_row(
-                collapse(names) or step.storages[found[0]].name,
-                op_type,
-                kind,
-                nbytes * len(found),
-                num_storages=len(found),
-                op=-1 if first is None else first.id,
-            )
-        )
+        label = collapse(places[s] for s in sorted(found))
+        label = label or step.storages[found[0]].name
+        count, first = len(found), _maker_id(step, min(found))
+        add(label, op_type, kind, count, nbytes * count, first)
     if peak.scratch_bytes:
-        label = f"scratch of {step.ops[peak.op].name}"
-        rows.append(_peak_row(label, "", "temporary", peak.scratch_bytes, op=peak.op))
+        label = f"scratch of {titles(step)[peak.op]}"
+        add(label, "", "temporary", 1, peak.scratch_bytes, peak.op)
     rows.sort(key=lambda r: (-r["bytes"], r["label"], r["made_by"]))
-    if len(rows) > PEAK_LIMIT:
+    if rest := rows[PEAK_LIMIT:]:
+        del rows[PEAK_LIMIT:]
         # One row for all the others, so that the sum still holds.
-        rest = rows[PEAK_LIMIT:]
-        rows[PEAK_LIMIT:] = [
-            _peak_row(
-                f"{len(rest)} smaller rows",
-                "",
-                "",
-                sum(r["bytes"] for r in rest),
-                num_storages=sum(r["num_storages"] for r in rest),
-            )
-        ]
+        count, nbytes = (sum(r[k] for r in rest) for k in ("num_storages", "bytes"))
+        add(f"{len(rest)} smaller rows", "", "", count, nbytes, -1)
+    shown = rows if walk.runs else []
     return {
         "op": peak.op,
         "run": walk.peak_run,
         "bytes": peak.peak_bytes,
-        "rows": rows if walk.runs else [],
+        "rows": shown,
     }
 
 
-def _peak_row(
-    label: str,
-    made_by: str,
-    kind: str,
-    nbytes: int,
-    *,
-    num_storages: int = 1,
-    op: int = -1,
-) -> dict[str, Any]:
-    return {
-        "label": label,
-        "made_by": made_by,
-        "kind": kind,
-        "num_storages": num_storages,
-        "bytes": nbytes,
-        "op": op,
-    }
+def icicle(walk: Walk) -> dict[str, Any] | None:
+    """The bytes at the peak as a tree: module within module, and kinds at the ends.
+
+    Modules with one part are one box with it, and what is too narrow to see is one box
+    of others, so the parts of a box sum to it.
+    """
+    if not walk.runs:
+        return None
+    peak, places = peak_of(walk), _places(walk.step)
+    root = _box("the whole step")
+    for s in peak.storages:
+        path = places[s.storage].split(".")
+        # A parameter's place is its name, which ends within its module.
+        is_named = not s.op_type and places[s.storage] == s.name
+        _pour(root, path[:-1] if is_named else path, s.kind, s.nbytes)
+    op = walk.step.ops[peak.op]
+    _pour(root, op.module.split("."), "temporary", peak.scratch_bytes)
+    return _pruned(root, LEAST_SHARE * peak.peak_bytes)
+
+
+def _box(name: str, kind: str = "") -> dict[str, Any]:
+    return {"name": name, "kind": kind, "bytes": 0, "parts": {}}
+
+
+def _pour(box: dict[str, Any], path: list[str], kind: str, nbytes: int) -> None:
+    """Add bytes to a box and to the boxes along a path in it."""
+    if not nbytes:
+        return
+    box["bytes"] += nbytes
+    for name in filter(None, path):
+        box = box["parts"].setdefault(name, _box(name))
+        box["bytes"] += nbytes
+    end = box["parts"].setdefault((kind,), _box(KIND_NAMES[kind], kind))
+    end["bytes"] += nbytes
+
+
+def _pruned(box: dict[str, Any], least: float) -> dict[str, Any]:
+    parts = sorted(box["parts"].values(), key=lambda part: -part["bytes"])
+    shown = [_pruned(part, least) for part in parts if part["bytes"] >= least]
+    if rest := sum(part["bytes"] for part in parts if part["bytes"] < least):
+        shown.append({**_box("others"), "bytes": rest, "parts": []})
+    if len(shown) == 1 and not shown[0]["kind"]:
+        (only,) = shown
+        return {**only, "name": f"{box['name']}.{only['name']}"}
+    return {**box, "parts": shown}
 
 
 def _places(step: StepGraph) -> list[str]:
@@ -213,11 +219,11 @@ def _places(step: StepGraph) -> list[str]:
     for number in step.baseline:
         for s in step.ops[number].reads:
             readers.setdefault(s, step.ops[number].module)
-    found: list[str] = []
-    for s in step.storages:
-        op = maker(step, s.id)
+
+    def place(s: int, name: str) -> str:
+        op = maker(step, s)
         if op is not None:
-            found.append(op.module)
-        else:
-            found.append(s.name if "." in s.name else readers.get(s.id) or s.name)
-    return found
+            return op.module
+        return name if "." in name else readers.get(s) or name
+
+    return [place(s.id, s.name) for s in step.storages]

@@ -1,21 +1,107 @@
-"""The report as text: cards, the tide as a line of blocks, two short tables."""
+"""Text for people, and the report as text: cards, a line of blocks, short tables."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, TextIO
 
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lowtide.reporting.sheet import Sheet, console_for
 from lowtide.step.format import format_bytes, format_percent, format_seconds
 from lowtide.step.names import KIND_NAMES, printable, shortened
 
+# What tables and long lines are laid out for where nobody looks at a terminal.
+PIPE_WIDTH = 88
+LEAST_WIDTH = 30
 ROWS = 8
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _ASCII = " .:-=+*#%"
 _NAME_WIDTH = 46
+
+
+def console_for(
+    out: TextIO, *, width: int | None = None, color: bool | None = None
+) -> Console:
+    """A console as wide as the terminal, without color where none is wanted.
+
+    NO_COLOR, TERM=dumb and the like are honoured by rich.
+    """
+    console = Console(
+        file=out,
+        width=width or (None if out.isatty() else PIPE_WIDTH),
+        color_system=None if color is False else "auto",
+        highlight=False,
+        markup=False,
+        emoji=False,
+        legacy_windows=False,
+    )
+    if console.width < LEAST_WIDTH:
+        console.width = LEAST_WIDTH
+    return console
+
+
+class Sheet:
+    """Writes to a console. Names may hold anything: they are shown, never obeyed."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+
+    def line(self, text: str = "", style: str = "") -> None:
+        """One paragraph."""
+        self.write(Text(printable(text), style=style))
+
+    def heading(self, text: str) -> None:
+        """A bold line, after an empty one."""
+        self.line()
+        self.line(text, "bold")
+
+    def pairs(self, rows: Sequence[Sequence[str]], *, solid: int = 1) -> None:
+        """Names with their values, and optionally what they mean.
+
+        The first `solid` columns are not broken into lines.
+        """
+        table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+        for place in range(max(map(len, rows))):
+            table.add_column(no_wrap=place < solid, overflow="fold")
+        for name, value, *details in rows:
+            table.add_row(
+                Text(name, style="dim"),
+                Text(printable(value)),
+                *(Text(printable(detail), style="dim") for detail in details),
+            )
+        self.write(table)
+
+    def cards(self, cards: Sequence[dict[str, Any]]) -> None:
+        """Cards of a report: a label, what it was and is, a detail."""
+        values = (" to ".join(filter(None, (c["before"], c["value"]))) for c in cards)
+        pairs = zip(cards, values, strict=True)
+        rows = [(c["label"].lower(), value, c["detail"]) for c, value in pairs]
+        self.pairs(rows, solid=2)
+
+    def table(self, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """A table. Columns are numbers, but for the first and those marked with `<`."""
+        table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+        for place, heading in enumerate(headings):
+            is_number = place > 0 and not heading.startswith("<")
+            table.add_column(
+                heading.lstrip("<"),
+                justify="right" if is_number else "left",
+                no_wrap=is_number,
+                overflow="fold",
+            )
+        for row in rows:
+            table.add_row(*(Text(printable(cell)) for cell in row))
+        self.write(table)
+
+    def write(self, thing: Any, **options: Any) -> None:
+        """Anything that rich can print."""
+        with self.console.capture() as capture:
+            self.console.print(thing, **options)
+        # Tables pad their last column; a text that is kept in a file should not.
+        lines = capture.get().removesuffix("\n").split("\n")
+        self.console.file.writelines(f"{line.rstrip()}\n" for line in lines)
 
 
 def render_text(
@@ -24,41 +110,38 @@ def render_text(
     *,
     width: int | None = None,
     color: bool | None = None,
+    is_short: bool = False,
 ) -> None:
-    """Write the report as text.
+    """Write the report as text; the short one is its numbers and its tide.
 
     `width` and `color` are the terminal's unless said; where `out` is not a terminal,
     or NO_COLOR is set, there is no color.
     """
     page = _Page(console_for(out, width=width, color=color))
-    page.blocks = _blocks_for(out)
+    encoding = getattr(out, "encoding", None) or "utf-8"
+    page.blocks = _BLOCKS if encoding.lower().startswith("utf") else _ASCII
     page.line(data["title"], "bold")
-    page.line(data["headline"])
+    view = data["views"][0]
+    page.line(view["headline"])
     page.line()
-    page.pairs([(c["label"].lower(), c["value"], c["detail"]) for c in data["cards"]])
+    page.cards(view["cards"])
     if data["command"]:
         page.line()
         page.pairs([("made by", data["command"])])
-    if data["tides"]:
-        page.tide(data["tides"][0])
-    if data.get("diff"):
+    if view["tide"]:
+        page.tide(view["tide"])
+    if is_short:
+        return
+    if data["diff"]:
         page.changes(data["diff"])
     else:
-        page.modules(data["modules"], is_profile=data["is_profile"])
-    if data["peak"] and data["peak"]["rows"]:
-        page.at_peak(data["peak"], data["ops"])
+        page.modules(view["modules"], is_profile=data["is_profile"])
+    if view["peak"] and view["peak"]["rows"]:
+        page.at_peak(view["peak"], data["ops"])
     if data["fidelity"]:
         page.fidelity(data["fidelity"])
     if data["notes"]:
         page.notes(data["notes"])
-
-
-def _blocks_for(out: TextIO) -> str:
-    try:
-        _BLOCKS.encode(getattr(out, "encoding", None) or "utf-8")
-    except (UnicodeEncodeError, LookupError):
-        return _ASCII
-    return _BLOCKS
 
 
 def sparkline(values: Sequence[int], top: int, blocks: str = _BLOCKS) -> str:
@@ -67,12 +150,10 @@ def sparkline(values: Sequence[int], top: int, blocks: str = _BLOCKS) -> str:
     >>> sparkline([0, 1, 50, 100], 100)
     ' ▁▄█'
     """
-    levels = len(blocks) - 1
-    found: list[str] = []
-    for value in values:
-        level = min(levels, value * levels // max(1, top))
-        found.append(blocks[max(level, 1 if value else 0)])
-    return "".join(found)
+    most = len(blocks) - 1
+    levels = (min(most, value * most // max(1, top)) for value in values)
+    pairs = zip(values, levels, strict=True)
+    return "".join(blocks[max(level, bool(value))] for value, level in pairs)
 
 
 class _Page(Sheet):
@@ -97,24 +178,23 @@ class _Page(Sheet):
     def modules(self, modules: Sequence[dict[str, Any]], *, is_profile: bool) -> None:
         if not modules:
             return
-        self.heading(
-            "Kept by module" if is_profile else "Kept and recomputed by module"
-        )
+        shown = {
+            "kept_bytes": ("kept", format_bytes),
+            "recomputed_bytes": ("recomputed", format_bytes),
+            "recompute_seconds": ("extra time", format_seconds),
+        }
+        if is_profile:
+            shown = {"kept_bytes": shown["kept_bytes"]}
         rows = [
             (
                 shortened(m["label"], _NAME_WIDTH),
                 f"x{m['num_modules']}" if m["num_modules"] > 1 else "",
-                format_bytes(m["kept_bytes"]) if m["kept_bytes"] else "",
-                format_bytes(m["recomputed_bytes"]) if m["recomputed_bytes"] else "",
-                format_seconds(m["recompute_seconds"])
-                if m["recompute_seconds"]
-                else "",
+                *(show(m[key]) if m[key] else "" for key, (_, show) in shown.items()),
             )
             for m in modules[:ROWS]
         ]
-        headings = ("module", "", "kept", "recomputed", "extra time")
-        cut = 3 if is_profile else 5
-        self.table(headings[:cut], [r[:cut] for r in rows])
+        self.heading(f"Kept {'' if is_profile else 'and recomputed '}by module")
+        self.table(("module", "", *(name for name, _ in shown.values())), rows)
         self.more(len(modules))
 
     def more(self, count: int) -> None:
@@ -122,13 +202,9 @@ class _Page(Sheet):
             self.line(f"and {count - ROWS} more", "dim")
 
     def at_peak(self, peak: dict[str, Any], ops: dict[str, list[Any]]) -> None:
-        name = ops["name"][peak["op"]] if peak["op"] >= 0 else "nothing"
-        place = ops["module"][peak["op"]] if peak["op"] >= 0 else ""
-        source = ops["source"][peak["op"]] if peak["op"] >= 0 else ""
-        where = ", ".join(filter(None, (place, source)))
-        self.heading(
-            f"Alive at the peak, while {name} runs" + f" ({where})" * bool(where)
-        )
+        name, source = (ops[column][peak["op"]] for column in ("title", "source"))
+        title = f"Alive at the peak, while {name} runs"
+        self.heading(f"{title} ({source})" if source else title)
         rows = [
             (
                 _storage_name(r),
@@ -144,19 +220,17 @@ class _Page(Sheet):
 
     def fidelity(self, fidelity: dict[str, Any]) -> None:
         self.heading("Prediction and measurement")
-        if fidelity["rows"]:
-            self.table(
-                ("", "predicted", "measured", "difference"),
-                [
-                    (
-                        f"{r['what']}, {r['name']}",
-                        _quantity(r["predicted"], r["unit"]),
-                        _quantity(r["measured"], r["unit"]),
-                        format_percent(r["difference"], signed=True),
-                    )
-                    for r in fidelity["rows"]
-                ],
+        show = {"bytes": format_bytes, "seconds": format_seconds}
+        rows = [
+            (
+                f"{r['what']}, {r['name']}",
+                *(show[r["unit"]](r[side]) for side in ("predicted", "measured")),
+                format_percent(r["difference"], signed=True),
             )
+            for r in fidelity["rows"]
+        ]
+        if rows:
+            self.table(("", "predicted", "measured", "difference"), rows)
         for check in fidelity["checks"]:
             verdict = "equal, bit by bit" if check["equal"] else "DIFFERENT"
             self.line(f"{check['name']}: {verdict}")
@@ -186,10 +260,6 @@ def _storage_name(row: dict[str, Any]) -> str:
     said = not row["made_by"] or row["label"].startswith(row["made_by"])
     name = row["label"] if said else f"{row['label']} {row['made_by']}"
     return shortened(name, _NAME_WIDTH)
-
-
-def _quantity(value: float, unit: str) -> str:
-    return format_bytes(value) if unit == "bytes" else format_seconds(value)
 
 
 def _by_column(curve: dict[str, Any], num_runs: int, columns: int) -> list[int]:

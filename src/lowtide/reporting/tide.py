@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from lowtide.reporting.sampling import keep_extremes
 from lowtide.step.names import KIND_NAMES
 from lowtide.step.plan import Plan
 from lowtide.step.walk import Walk
@@ -20,6 +19,7 @@ def tide(
     label: str,
     plan: Plan | None = None,
     over: dict[str, Any] | None = None,
+    eager_peak_bytes: int = 0,
     limit: int = FULL_LIMIT,
 ) -> dict[str, Any]:
     """A chart of one schedule, with another's `outline` over it.
@@ -37,7 +37,7 @@ def tide(
         "num_runs": len(walk.runs),
         "peak_run": walk.peak_run,
         "budget_bytes": plan.budget_bytes if plan else 0,
-        "overhead": plan.overhead if plan else 0.0,
+        "eager_peak_bytes": eager_peak_bytes,
         "outline": over,
         "bands": [
             {
@@ -103,3 +103,24 @@ def _places_in(walk: Walk, sequence: Sequence[int]) -> list[int]:
         place = max(place, first.get(op, place))
         found.append(place)
     return found
+
+
+def keep_extremes(
+    values: Sequence[int], limit: int, *, always: Iterable[int] = ()
+) -> list[int]:
+    """The positions of a long curve to draw, in order: all, if they are few enough.
+
+    Otherwise the first highest and the first lowest of equal stretches, both ends, and
+    those in `always`; about `limit` in total. Nothing is averaged, so every number
+    shown is one that occurred, and the peak is always among them.
+    """
+    count = len(values)
+    if count <= limit:
+        return list(range(count))
+    kept = {0, count - 1, *(p for p in always if 0 <= p < count)}
+    stretches = max(1, limit // 2)
+    for number in range(stretches):
+        stretch = range(number * count // stretches, (number + 1) * count // stretches)
+        kept.add(max(stretch, key=values.__getitem__))
+        kept.add(min(stretch, key=values.__getitem__))
+    return sorted(kept)

@@ -14,15 +14,14 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lowtide.errors import BudgetTooSmallError, InvalidArgumentError
+from lowtide.errors import BudgetTooSmallError
 from lowtide.shell.failures import say
+from lowtide.shell.frame import Frame
 from lowtide.shell.options import read_budget, words_of
-from lowtide.shell.page import Page, user_prints_elsewhere
 from lowtide.shell.progress import stage
-from lowtide.shell.target import Target, build, load_api, profile
+from lowtide.shell.target import Target, build, load_api, profile, target_of_words
 from lowtide.step.format import format_bytes, format_percent, format_seconds
 from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 # Budgets by word: the peak of each other method, the lowest peak of the whole step, and
 # the lowest of its activations alone.
 THEIRS, FLOOR, ACTIVATIONS = "theirs", "floor", "activations"
-_CHILD = "lowtide.shell.bench_child"
 _MOST_SECONDS_OF_A_CHILD = 1800
 
 
@@ -51,12 +49,7 @@ def run_against(
     Peaks are taken `jobs` at a time: they do not depend on the load of the machine, but
     all of them must fit into its memory.
     """
-    if asked.kind == "file":
-        raise InvalidArgumentError(
-            f"lowtide bench {asked.text}",
-            "a saved file holds no model, and every method runs one",
-            "Give the model or function that it was profiled from",
-        )
+    example = build(asked)
     by_word = (THEIRS, FLOOR, ACTIVATIONS)
     wanted = [w if w in by_word else read_budget(w) for w in words_of(budgets)]
     load_api()
@@ -66,16 +59,14 @@ def run_against(
     from lowtide.planners._request import plan as make_plan
 
     others = methods_named(names)
-    example = build(asked)
     step = profile(asked, example, "measure", None)
-    others_rows = with_peaks(
-        [(Row(method.name, method.label), None) for method in others], asked, jobs
-    )
-    planned: list[tuple[Row, Plan | None]] = []
+    unmeasured = [(Row(method.name, method.label), None) for method in others]
+    others_rows = with_peaks(unmeasured, asked, jobs)
+    planned: list[tuple[Row, Plan]] = []
     missing: list[Row] = []
+    how: dict[str, Any] = {"planner": planner, "time_limit": time_limit}
     for row, budget in _own_rows(step, wanted, others_rows):
         with stage(f"planning {row.label}", limit_seconds=time_limit):
-            how: dict[str, Any] = {"planner": planner, "time_limit": time_limit}
             try:
                 if budget == ACTIVATIONS:
                     plan = plan_for_cut(step, activation_peak_bytes(step), 1.0, **how)
@@ -87,11 +78,9 @@ def run_against(
                 continue
         planned.append((row, plan))
     own_rows = with_peaks(planned, asked, jobs)
-    methods = [
-        *others,
-        *(planned_method(row.name, row.label, p) for row, p in planned if p),
-    ]
-    with stage("running every method in turns") as advance, user_prints_elsewhere():
+    ours = [planned_method(row.name, row.label, plan) for row, plan in planned]
+    methods = [*others, *ours]
+    with stage("running every method in turns") as advance:
         done = iter(range(len(methods)))
         rows = compare_methods(
             methods,
@@ -147,24 +136,31 @@ def with_peaks(
 
 
 def _with_peak(row: Row, asked: Target, plan: Plan | None) -> Row:
-    """The row with the peaks of a fresh process."""
+    """The row with the peaks of a fresh process, and what the plan promises."""
     from lowtide.engine.meter import MALLOC_ENVIRONMENT
+    from lowtide.reporting.frontier import bound_overhead
 
     with tempfile.TemporaryDirectory() as folder:
         words = [row.name]
         if plan is not None:
-            path = Path(folder) / "bench.plan.json"
-            plan.save(path)
-            words.append(str(path))
+            words.append(f"{folder}/bench.plan.json")
+            plan.save(words[-1])
             row = replace(
                 row,
                 predicted_peak_bytes=plan.peak_bytes,
                 predicted_time_ratio=1 + plan.overhead,
-                bound_time_ratio=_bound_ratio(plan),
+                bound_time_ratio=1 + bound_overhead(plan),
             )
         try:
             done = subprocess.run(
-                [sys.executable, "-m", _CHILD, *words, "--", *asked.words],
+                [
+                    sys.executable,
+                    "-m",
+                    "lowtide.shell.against",
+                    *words,
+                    "--",
+                    *asked.words,
+                ],
                 env={**os.environ, **MALLOC_ENVIRONMENT},
                 capture_output=True,
                 text=True,
@@ -178,39 +174,31 @@ def _with_peak(row: Row, asked: Target, plan: Plan | None) -> Row:
     return replace(row, **found)
 
 
-def _bound_ratio(plan: Plan) -> float:
-    if not plan.baseline_seconds:
-        return 0.0
-    return plan.proof.bound_seconds / plan.baseline_seconds
-
-
-def show_against(page: Page, name: str, data: dict[str, Any]) -> None:
+def show_against(frame: Frame, name: str, data: dict[str, Any]) -> None:
     """The table, and what its columns are."""
-    page.line(f"{name} on {data['device'] or 'this machine'}", "bold")
+    frame.line(f"{name} on {data['device'] or 'this machine'}", "bold")
     base = data["rows"][0]
-    page.table(
+    frame.table(
         ("method", "peak", "of eager", "allocated", "time", "<numbers"),
         [_table_row(row, base) for row in data["rows"]],
     )
-    page.line()
-    page.line(
-        "Each peak is from a fresh process: what the operating system saw above the "
-        "state before the step; allocated are all bytes, parameters included. Times "
-        "are medians, the methods taking turns. Numbers are compared with eager's, bit "
-        "by bit; a difference is given as a share of the largest value."
+    frame.line()
+    frame.line(
+        "peak: what the operating system saw above the state before the step, in a "
+        "fresh process. allocated: all bytes, parameters included. time: the median, "
+        "the methods taking turns. numbers: compared with eager's, bit by bit; a "
+        "difference is a share of the largest value."
     )
     matched = list(_matched(data["rows"]))
     if not matched:
         return
-    page.heading("At the peak of each other method")
-    page.table(
-        ("method", "allocated", "time", "lowtide", "time", "share", "bound"),
-        matched,
-    )
-    page.line()
-    page.line(
-        "share: lowtide's extra time over the other method's. bound: no plan of this "
-        "step within that peak can be predicted faster."
+    frame.heading("At the peak of each other method")
+    headings = ("method", "allocated", "time", "lowtide", "time", "share", "bound")
+    frame.table(headings, matched)
+    frame.line()
+    frame.line(
+        "share: lowtide's extra time over the other method's. bound: no plan within "
+        "that peak is predicted to be faster."
     )
 
 
@@ -237,16 +225,13 @@ def _table_row(row: dict[str, Any], base: dict[str, Any]) -> tuple[str, ...]:
     if row["problem"]:
         return (row["label"], "-", "-", "-", "-", row["problem"])
     system, first = row["rss_peak_bytes"], base["rss_peak_bytes"]
-    extra = row["time_ratio"] - 1
-    is_first = row["name"] == base["name"]
+    time = format_percent(row["time_ratio"] - 1, signed=True)
     return (
         row["label"],
         format_bytes(system) if system else "-",
         format_percent(system / first) if first and system else "-",
         format_bytes(row["peak_bytes"]) if row["peak_bytes"] else "-",
-        format_seconds(row["seconds"])
-        if is_first
-        else format_percent(extra, signed=True),
+        format_seconds(row["seconds"]) if row is base else time,
         _numbers(row),
     )
 
@@ -263,3 +248,20 @@ def _numbers(row: dict[str, Any]) -> str:
     if not row["is_random_state_equal"]:
         wrong.append("random state")
     return "DIFFERENT: " + ", ".join(wrong) if wrong else "equal"
+
+
+def main(words: list[str]) -> None:
+    """The fresh process: print the peaks of METHOD [PLAN] -- TARGET..."""
+    from lowtide.engine.bench.against import measure_peak
+    from lowtide.engine.bench.methods import other_methods, planned_method
+
+    cut = words.index("--")
+    name, *plans = words[:cut]
+    methods = [planned_method(name, name, Plan.load(path)) for path in plans]
+    method = (methods or [m for m in other_methods() if m.name == name])[0]
+    example = build(target_of_words(words[cut + 1 :]))
+    print(json.dumps(measure_peak(method, example.model, example.batch, example.loss)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -2,53 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 
-def models(incomplete: str) -> list[str]:
-    """Built-in models."""
-    from lowtide import models
-
-    return [name for name in models.available() if name.startswith(incomplete)]
-
-
-def planners(incomplete: str) -> list[str]:
-    """Planners."""
-    from lowtide.planners import available
-
-    return [name for name in available() if name.startswith(incomplete)]
-
-
-def devices(incomplete: str) -> list[str]:
-    """Names in the shipped device descriptions."""
-    import tomllib
-
-    path = Path(__file__).parents[1] / "engine" / "costs" / "devices.toml"
-    names = tomllib.loads(path.read_text(encoding="utf-8"))
+def _starting(names: Iterable[str], incomplete: str) -> list[str]:
     return [name for name in names if name.startswith(incomplete)]
 
 
+def models(incomplete: str) -> list[str]:
+    from lowtide.models import available
+
+    return _starting(available(), incomplete)
+
+
+def planners(incomplete: str) -> list[str]:
+    from lowtide.planners import available
+
+    return _starting(available(), incomplete)
+
+
+def devices(incomplete: str) -> list[str]:
+    """The devices that lowtide describes."""
+    import tomllib
+
+    path = Path(__file__).parents[1] / "engine" / "costs" / "devices.toml"
+    return _starting(tomllib.loads(path.read_text(encoding="utf-8")), incomplete)
+
+
 def plans(incomplete: str) -> list[str]:
-    """Saved plans."""
-    return files(incomplete, ".plan.json")
+    return _files(incomplete, ".plan.json")
 
 
 def targets(incomplete: str) -> list[str]:
     """Models, saved files, and Python files waiting for a function's name."""
-    python = [f"{name}:" for name in files(incomplete, ".py")]
-    saved = files(incomplete, ".step.json") + files(incomplete, ".plan.json")
+    python = [f"{name}:" for name in _files(incomplete, ".py")]
+    saved = _files(incomplete, ".step.json") + plans(incomplete)
     return [*models(incomplete), *saved, *python]
 
 
-def files(incomplete: str, ending: str) -> list[str]:
+def _files(incomplete: str, ending: str) -> list[str]:
     """Files of this kind under the folder typed so far."""
-    folder, slash, begin = incomplete.rpartition("/")
+    folder, slash, _ = incomplete.rpartition("/")
     try:
-        found = sorted(Path(folder or ("/" if slash else ".")).iterdir())
+        there = sorted(Path(folder or ("/" if slash else ".")).iterdir())
     except OSError:
         return []
-    return [
-        f"{folder}{slash}{path.name}"
-        for path in found
-        if path.name.startswith(begin) and path.name.endswith(ending)
-    ]
+    names = [f"{folder}{slash}{p.name}" for p in there if p.name.endswith(ending)]
+    return _starting(names, incomplete)

@@ -15,49 +15,47 @@ from pathlib import Path
 
 from rich.text import Text
 
-from lowtide.errors import (
-    BudgetFormatError,
-    BudgetTooSmallError,
-    CaptureError,
-    InvalidArgumentError,
-    LowtideError,
-    TargetError,
-    VerificationError,
-)
-from lowtide.shell.page import console_for, printable
+from lowtide import errors
+from lowtide.reporting.text import console_for
+from lowtide.step.names import printable
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 OK, FAILURE, USAGE, BUDGET_TOO_SMALL, NOT_VERIFIED, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
 
-def exit_code_of(error: BaseException) -> int:
-    """The exit code that stands for an error."""
-    if isinstance(error, KeyboardInterrupt):
-        return INTERRUPTED
-    if isinstance(error, BudgetTooSmallError):
-        return BUDGET_TOO_SMALL
-    if isinstance(error, VerificationError):
-        return NOT_VERIFIED
-    if isinstance(error, BudgetFormatError | InvalidArgumentError):
-        return USAGE
-    return FAILURE
+_CODES: dict[type[BaseException], int] = {
+    KeyboardInterrupt: INTERRUPTED,
+    errors.BudgetTooSmallError: BUDGET_TOO_SMALL,
+    errors.VerificationError: NOT_VERIFIED,
+    errors.BudgetFormatError: USAGE,
+    errors.InvalidArgumentError: USAGE,
+}
 
 
 def show_error(error: BaseException, *, as_json: bool = False) -> int:
     """Print an error on standard error, and as JSON if asked; returns the exit code."""
-    code = exit_code_of(error)
+    code = next((c for t, c in _CODES.items() if isinstance(error, t)), FAILURE)
     if isinstance(error, KeyboardInterrupt):
         say("error", "interrupted; nothing was written")
-    elif isinstance(error, LowtideError):
+    elif isinstance(error, errors.LowtideError):
         say("error", str(error))
         for line in _user_lines(error):
             print(f"  {line}", file=sys.stderr)
+        for note in getattr(error, "__notes__", ()):
+            print(note, file=sys.stderr)
     elif isinstance(error, OSError) and error.errno in _NO_ROOM:
         say("error", f"cannot write the result: {error.strerror}")
-    else:
-        _show_own_fault(error)
+    else:  # lowtide did not foresee this: its traceback is what is needed
+        traceback.print_exception(error, file=sys.stderr)
+        say(
+            "error",
+            f"lowtide did not expect this ({type(error).__name__}). Please report it "
+            "with the lines above and the output of `lowtide doctor`.",
+        )
     if as_json:
-        print(json.dumps({"error": _facts(error, code)}, indent=1, default=str))
+        known = {"type": type(error).__name__, "message": str(error), "exit_code": code}
+        facts = {k: v for k, v in vars(error).items() if not k.startswith("_")}
+        print(json.dumps({"error": {**known, **facts}}, indent=1, default=str))
     return code
 
 
@@ -71,27 +69,7 @@ def say(label: str, text: str) -> None:
         print(line.plain, file=sys.stderr)
 
 
-def _show_own_fault(error: BaseException) -> None:
-    """An error that lowtide did not foresee: its traceback is what is needed."""
-    traceback.print_exception(error, file=sys.stderr)
-    say(
-        "error",
-        f"lowtide met something it was not made for ({type(error).__name__}). Please "
-        "report it with the lines above and the output of `lowtide doctor`.",
-    )
-
-
-def _facts(error: BaseException, code: int) -> dict[str, object]:
-    facts = {k: v for k, v in vars(error).items() if not k.startswith("_")}
-    return {
-        "type": type(error).__name__,
-        "message": str(error),
-        "exit_code": code,
-        **facts,
-    }
-
-
-def target_error(target: str, error: BaseException) -> TargetError:
+def target_error(target: str, error: BaseException) -> errors.TargetError:
     """The user's own error, with the last of their lines that it passed through."""
     said = str(error).strip().splitlines()
     raised = type(error).__name__ + (f": {said[0]}" if said else "")
@@ -100,9 +78,9 @@ def target_error(target: str, error: BaseException) -> TargetError:
     else:
         place = user_place(error)
     if place is None:
-        return TargetError(target, raised)
+        return errors.TargetError(target, raised)
     file, line, code = place
-    return TargetError(target, raised, location=f"{file}:{line}", code=code)
+    return errors.TargetError(target, raised, location=f"{file}:{line}", code=code)
 
 
 def user_place(error: BaseException) -> tuple[str, int, str] | None:
@@ -123,9 +101,9 @@ def user_place(error: BaseException) -> tuple[str, int, str] | None:
     return None
 
 
-def _user_lines(error: LowtideError) -> Iterator[str]:
+def _user_lines(error: errors.LowtideError) -> Iterator[str]:
     """Where in the user's code a capture failed, and what was raised there."""
-    if not isinstance(error, CaptureError):
+    if not isinstance(error, errors.CaptureError):
         return
     place = user_place(error)
     if place is not None and not error.location:

@@ -9,15 +9,27 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
+import os
+import shlex
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from lowtide.errors import InvalidArgumentError
-from lowtide.shell import files
+from rich.text import Text
+
+from lowtide.errors import (
+    BudgetTooSmallError,
+    InvalidArgumentError,
+    OutputError,
+    fitting,
+)
+from lowtide.reporting.text import Sheet, console_for
 from lowtide.shell.options import flag
-from lowtide.shell.page import Page, command_line
+from lowtide.step.files import refuse_foreign, write_whole
+from lowtide.step.names import printable
 from lowtide.step.plan import Plan
 
 PICTURES = (".png", ".svg", ".pdf")
@@ -25,27 +37,55 @@ Content = str | bytes | dict[str, Any]
 
 
 @dataclass(eq=False)
-class Frame(Page):
-    """The result of one command, and how it ends."""
+class Frame(Sheet):
+    """The result of one command, on standard output, and how it ends.
+
+    Text is not printed when the result is asked for as JSON, so a verb is written once
+    for both.
+    """
 
     as_json: Annotated[bool, flag("--json", "Print the result as JSON.")] = False
     saved: list[Path] = field(default_factory=list, init=False)
 
-    def next(self, *words: str, program: str = "lowtide") -> None:
-        """End with the files that were written and the command most likely wanted."""
-        self.line()
-        for path in self.saved:
-            self.pairs([("saved", str(path))])
-        self.command(command_line(program, *words))
+    def __post_init__(self) -> None:
+        self.out = sys.stdout
+        super().__init__(console_for(self.out))
 
-    def report(self, *things: Any) -> None:
-        """Show the text form of a report."""
+    def write(self, thing: Any, **options: Any) -> None:
+        if not self.as_json:
+            super().write(thing, **options)
+
+    def text(self, text: str) -> None:
+        """Lines that are laid out already: not wrapped, cut or colored."""
+        if not self.as_json:
+            self.out.write(printable(text, keep="\n") + "\n")
+
+    def result(self, data: Any) -> None:
+        """The whole result as data; printed only if JSON was asked for."""
+        if self.as_json:
+            self.out.write(json.dumps(data, indent=1, default=str) + "\n")
+
+    def report(self, *things: Any, is_short: bool = False) -> None:
+        """Show the text form of a report, or its beginning."""
         if self.as_json:
             return
         from lowtide.reporting.report import report
         from lowtide.reporting.text import render_text
 
-        render_text(report(*things).data, self.out, width=self.console.width)
+        data, width = report(*things).data, self.console.width
+        render_text(data, self.out, width=width, is_short=is_short)
+
+    def next(self, *words: str, program: str = "lowtide") -> None:
+        """End with the files that were written and the command most likely wanted.
+
+        The command is on one line, so that it can be copied.
+        """
+        self.line()
+        for path in self.saved:
+            self.pairs([("saved", str(path))])
+        command = printable(shlex.join((program, *words)))
+        line = Text("next: ", style="dim").append(command, style="bold")
+        self.write(line, no_wrap=True, crop=False, overflow="ignore")
 
 
 @dataclass(eq=False)
@@ -55,26 +95,54 @@ class SavingFrame(Frame):
     force: Annotated[bool, flag("--force", "Replace files that exist.")] = False
 
     def will_save(self, path: Path | None, *endings: str) -> None:
-        """Raise before the work begins if this file could not be written after it."""
-        if path is not None and endings and path.suffix not in endings:
+        """Raise before the work begins if this file could not be written after it.
+
+        What only shows while writing, such as a disk that fills up, is found then.
+        """
+        if path is None:
+            return
+        if endings and path.suffix not in endings:
             raise InvalidArgumentError(
                 f"-o {path}",
                 "this ending names no form",
                 f"End the name in {', '.join(endings[:-1])} or {endings[-1]}",
             )
-        files.refuse_early(path, force=self.force)
+        refuse_foreign(path, force=self.force)
+        name, folder = str(path), path.parent
+        if not folder.is_dir():
+            raise OutputError(name, f"there is no folder {folder}", "Create it first")
+        if not path.exists() and not os.access(folder, os.W_OK | os.X_OK):
+            found = f"you may not write to the folder {folder}"
+            raise OutputError(name, found, "Choose another, or change its permissions")
 
     def save(
         self, path: Path | None, content: Content | Callable[[str], Content]
     ) -> None:
-        """Write a file, if one was asked for.
+        """Write a file, if one was asked for; data becomes JSON.
 
         Content that takes long to make is given as a function of the file's ending.
         """
         if path is None:
             return
         made = content(path.suffix) if callable(content) else content
-        self.saved.append(files.write(path, made, force=self.force))
+        if isinstance(made, dict):
+            made = json.dumps(made, indent=1) + "\n"
+        self.saved.append(write_whole(path, made, force=self.force))
+
+
+def by_ending(
+    data: dict[str, Any],
+    draw: Callable[[dict[str, Any], str], bytes],
+    page: Callable[[], str] | None = None,
+) -> Callable[[str], Content]:
+    """What a result is as a file: data, a page, or a picture in one of its forms."""
+
+    def content(ending: str) -> Content:
+        if ending == ".json":
+            return data
+        return page() if page and ending == ".html" else draw(data, ending[1:])
+
+    return content
 
 
 def interrupted(*plans: Plan) -> bool:
@@ -105,7 +173,13 @@ def framed(verb: Callable[..., None]) -> Callable[..., None]:
         for name, parameters in members.items():
             values = {each.name: given.pop(each.name) for each in parameters}
             given[name] = groups[name](**values)
-        verb(**given)
+        try:
+            verb(**given)
+        except BudgetTooSmallError as error:
+            if source := given.get("source"):
+                words = (*source.words, "--budget", fitting(error.floor_bytes))
+                error.add_note(f"next: {shlex.join(('lowtide', 'plan', *words))}")
+            raise
 
     by_name = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in options]
     run.__signature__ = inspect.Signature(by_name)  # type: ignore[attr-defined]

@@ -9,24 +9,22 @@ from typing import Annotated, Any
 
 import typer
 
-from lowtide.shell import complete
-from lowtide.shell.target import Target, read_target, step_of
+from lowtide.errors import InvalidArgumentError
+from lowtide.shell import complete, files
+from lowtide.shell.target import Target, build, profile, read_target
 from lowtide.step.graph import StepGraph
 from lowtide.step.units import to_bytes
 
 
 def argument(help: str, complete: Any = None, metavar: str | None = None) -> Any:
-    """A word that is told by its place."""
+    """A word that is known by its place."""
     return typer.Argument(
         metavar=metavar, help=help, autocompletion=complete, show_default=False
     )
 
 
-def option(help: str, metavar: str, *names: str, **more: Any) -> Any:
-    """An option that is left out by default."""
-    return typer.Option(
-        *names, metavar=metavar, help=help, **{"show_default": False, **more}
-    )
+def option(help: str, metavar: str, *names: str, **settings: Any) -> Any:
+    return typer.Option(*names, metavar=metavar, help=help, **settings)
 
 
 def saved_as(help: str = "Where to write it.") -> Any:
@@ -35,75 +33,43 @@ def saved_as(help: str = "Where to write it.") -> Any:
 
 
 def flag(name: str, help: str) -> Any:
-    """An option without a value."""
     return typer.Option(name, help=help)
 
 
-TargetText = Annotated[
-    str,
-    argument(
-        "A built-in model, file.py:function, package.module:function, or a saved "
-        ".step.json or .plan.json.",
-        complete.targets,
-        "TARGET",
-    ),
-]
+_TARGET = (
+    "A built-in model, file.py:function, package.module:function, or a saved "
+    ".step.json or .plan.json."
+)
+_OPTION = "An option of the built-in model or function; may be repeated."
+_HOW = (
+    "How op times are found: measure (run each op here) or estimate (run and allocate "
+    "nothing)."
+)
+_DEVICE = "For an estimate: the device, such as a100-80gb."
+_BUDGET = "Peak of the whole step: 6GiB, 6GB, or 60% of the peak without a plan."
+_STEP = "The step of the plan; by default looked for beside the plan."
+
+TargetText = Annotated[str, argument(_TARGET, complete.targets, "TARGET")]
 Batch = Annotated[
     int | None, option("Samples in a batch.", "N", "--batch", "-b", min=1)
 ]
 ModelOptions = Annotated[
-    list[str] | None,
-    option(
-        "An option of the built-in model or function; may be repeated.",
-        "KEY=VALUE",
-        "--option",
-        "-O",
-    ),
+    list[str] | None, option(_OPTION, "KEY=VALUE", "--option", "-O")
 ]
-How = Annotated[
-    str,
-    typer.Option(
-        help="How op times are found: measure (run each op here) or estimate (run and "
-        "allocate nothing).",
-        metavar="measure|estimate",
-        autocompletion=lambda: ["measure", "estimate"],
-    ),
-]
-Device = Annotated[
-    str | None,
-    option(
-        "For an estimate: the device, such as a100-80gb.",
-        "NAME",
-        autocompletion=complete.devices,
-    ),
-]
-Budget = Annotated[
-    str | None,
-    option(
-        "Peak of the whole step: 6GiB, 6GB, or 60% of the peak without a plan.",
-        "SIZE",
-        envvar="LOWTIDE_BUDGET",
-    ),
-]
-Planner = Annotated[
-    str,
-    typer.Option(
-        metavar="NAME",
-        help="One of `lowtide planners`.",
-        envvar="LOWTIDE_PLANNER",
-        autocompletion=complete.planners,
-    ),
-]
+_ways = ["measure", "estimate"]
+How = Annotated[str, option(_HOW, "|".join(_ways), autocompletion=lambda: _ways)]
+Device = Annotated[str | None, option(_DEVICE, "NAME", autocompletion=complete.devices)]
+Budget = Annotated[str | None, option(_BUDGET, "SIZE", envvar="LOWTIDE_BUDGET")]
+by_planner: dict[str, Any] = {
+    "envvar": "LOWTIDE_PLANNER",
+    "autocompletion": complete.planners,
+}
+Planner = Annotated[str, option("One of `lowtide planners`.", "NAME", **by_planner)]
 TimeLimit = Annotated[
-    float, typer.Option(min=0.0, metavar="SECONDS", help="For the search of a plan.")
+    float, option("Seconds to spend searching for a plan.", "SECONDS", min=0.0)
 ]
 Output = Annotated[Path | None, saved_as()]
-StepFile = Annotated[
-    Path | None,
-    option(
-        "The step of the plan; by default looked for beside the plan.", "FILE", "--step"
-    ),
-]
+StepFile = Annotated[Path | None, option(_STEP, "FILE", "--step")]
 
 
 @dataclass(frozen=True)
@@ -119,6 +85,11 @@ class ModelOrFile:
         """What the words name; raises `InvalidArgumentError` if there is none."""
         return read_target(self.target, self.batch, self.model_options)
 
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The same options as they are typed, for the next command."""
+        return self.asked.words
+
 
 @dataclass(frozen=True)
 class StepSource(ModelOrFile):
@@ -128,28 +99,52 @@ class StepSource(ModelOrFile):
     device: Device = None
     step_file: StepFile = None
 
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The same options as they are typed, for the next command."""
+        how = ("--how", self.how) if self.how != "measure" else ()
+        device = ("--device", self.device) if self.device else ()
+        return (*self.asked.words, *how, *device, *step_words(self.step_file))
+
     def step(self, *, refresh: bool = False) -> StepGraph:
-        """The step of the target."""
-        return step_of(
-            self.asked,
-            how=self.how,
-            device=self.device,
-            step_file=self.step_file,
-            refresh=refresh,
-        )
+        """The step of the target; a plan's is looked for beside it, unless named."""
+        asked = self.asked
+        if asked.kind == "file":
+            thing = files.load(asked.path)
+            if isinstance(thing, StepGraph):
+                return thing
+            return files.step_for(thing, asked.path, self.step_file)
+        example = build(asked, fake=self.how == "estimate")
+        return profile(asked, example, self.how, self.device, refresh=refresh)
 
 
-def read_budget(text: str) -> str | int:
-    """A budget as typed, checked before anything slow begins.
+def read_budget(text: str) -> str:
+    """A budget as typed, checked before anything slow begins."""
+    to_bytes(text, baseline_bytes=1 << 40)
+    return text.strip()
 
-    A whole number is one of bytes.
-    """
-    text = text.strip()
-    value = int(text) if text.isdecimal() and text.isascii() else text
-    to_bytes(value, baseline_bytes=1 << 40)
-    return value
+
+def step_words(step_file: Path | None) -> tuple[str, ...]:
+    """The option that names the step, if it was given."""
+    return ("--step", str(step_file)) if step_file else ()
+
+
+def planner_words(planner: str) -> tuple[str, ...]:
+    """The option that names the planner, if it is not the usual one."""
+    return () if planner == "auto" else ("--planner", planner)
 
 
 def words_of(text: str) -> list[str]:
     """The parts of a list with commas between."""
     return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def check_one_of(verb: str, given: dict[str, Any], why: str, examples: str) -> None:
+    """Raise unless exactly one of these options was given."""
+    said = [f"{name} {value}" for name, value in given.items() if value is not None]
+    if len(said) > 1:
+        fix = "Give one of them (LOWTIDE_BUDGET counts as --budget)"
+        raise InvalidArgumentError(" and ".join(said), why, fix)
+    if not said:
+        found = f"neither {' nor '.join(given)} was given"
+        raise InvalidArgumentError(f"lowtide {verb}", found, f"Write {examples}")

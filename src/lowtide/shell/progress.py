@@ -6,31 +6,29 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
+from typing import Any
 
-from rich.text import Text
-
-from lowtide.shell.page import console_for
+from lowtide.reporting.text import console_for
 from lowtide.step.format import format_seconds
 
 Advance = Callable[[int, int], None]
 
-# Without a terminal, one line for each of these parts of the work, if it takes long.
-_PARTS = 4
+# Without a terminal, work that takes longer than this is timed.
 _LONG_SECONDS = 5.0
 
 
 @contextmanager
 def stage(title: str, *, limit_seconds: float | None = None) -> Iterator[Advance]:
-    """Shows that this stage is under way, and how far it is.
+    """Shows that this stage is under way, and how far along it is.
 
     Yields a function to be called with the number of parts done and their total. With
-    `limit_seconds` the bar follows the clock instead.
+    `limit_seconds` the bar follows the clock instead. What the user's own code prints
+    meanwhile goes to standard error, to keep it out of the result.
     """
-    if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
-        yield from _on_terminal(title, limit_seconds)
-    else:
-        yield from _as_lines(title, limit_seconds)
+    is_terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+    with redirect_stdout(sys.stderr):
+        yield from (_on_terminal if is_terminal else _as_lines)(title, limit_seconds)
 
 
 def note(text: str) -> None:
@@ -40,56 +38,36 @@ def note(text: str) -> None:
 
 def _on_terminal(title: str, limit_seconds: float | None) -> Iterator[Advance]:
     """A bar that goes away when its work is done."""
-    from rich.live import Live
-    from rich.progress_bar import ProgressBar
-    from rich.table import Table
+    from rich.progress import BarColumn, Progress, Task, TextColumn, TimeElapsedColumn
+
+    class Bar(BarColumn):
+        def render(self, task: Task) -> Any:
+            if limit_seconds is not None:
+                task.completed = min(task.elapsed or 0.0, limit_seconds)
+            return super().render(task)
 
     console = console_for(sys.stderr)
-    width = max(8, min(36, console.width - len(title) - 10))
-    started = time.perf_counter()
-    done, total = 0.0, limit_seconds
+    bar = Bar(bar_width=max(8, min(36, console.width - len(title) - 12)))
+    columns = (TextColumn("{task.description}", markup=False), bar, TimeElapsedColumn())
+    quiet: dict[str, Any] = {
+        "redirect_stdout": False,
+        "redirect_stderr": False,
+        "transient": True,
+    }
+    with Progress(*columns, console=console, **quiet) as shown:
+        task = shown.add_task(title, total=limit_seconds)
 
-    def row() -> Table:
-        spent = time.perf_counter() - started
-        part = done if limit_seconds is None else min(spent, limit_seconds)
-        line = Table.grid(padding=(0, 1, 0, 0))
-        line.add_row(
-            Text(title),
-            ProgressBar(total, part, width=width, pulse=total is None),
-            f"{spent:.0f} s",
-        )
-        return line
+        def advance(done: int, total: int) -> None:
+            if limit_seconds is None:
+                shown.update(task, completed=done, total=total)
 
-    def advance(parts_done: int, parts: int) -> None:
-        nonlocal done, total
-        if limit_seconds is None:
-            done, total = parts_done, parts
-
-    with Live(
-        get_renderable=row,
-        console=console,
-        refresh_per_second=10,
-        transient=True,
-        redirect_stdout=False,
-        redirect_stderr=False,
-    ):
         yield advance
 
 
 def _as_lines(title: str, limit_seconds: float | None) -> Iterator[Advance]:
     note(title + (f" (at most {limit_seconds:g} s)" if limit_seconds else ""))
     started = time.perf_counter()
-    told = 0
-
-    def advance(done: int, total: int) -> None:
-        nonlocal told
-        part = _PARTS * done // total if total else 0
-        if part > told and part < _PARTS:
-            told = part
-            if time.perf_counter() - started > _LONG_SECONDS:
-                note(f"  {done} of {total}")
-
-    yield advance
+    yield lambda done, total: None
     spent = time.perf_counter() - started
     if spent > _LONG_SECONDS:
         note(f"  took {format_seconds(spent)}")

@@ -6,9 +6,12 @@ import ast
 import inspect
 import logging
 import os
+import sys
 from collections.abc import Callable, Mapping
+from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from functools import cache
+from importlib import import_module, util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,24 +19,22 @@ from lowtide import models
 from lowtide.errors import InvalidArgumentError, LowtideError
 from lowtide.shell import files
 from lowtide.shell.failures import target_error
-from lowtide.shell.functions import FORMS, functions_in, load_function
-from lowtide.shell.page import user_prints_elsewhere
 from lowtide.shell.progress import stage
 from lowtide.step.graph import StepGraph
-from lowtide.step.plan import Plan
-from lowtide.step.schedule import check_match
 
 if TYPE_CHECKING:
     from lowtide.models import Example
 
 
+FORMS = (
+    "a built-in model (`lowtide models` lists them), file.py:function or "
+    "package.module:function, or a saved .step.json or .plan.json"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What the user named, before anything of it is loaded.
-
-    `batch` and `options` are those given on the command line, for a built-in model or
-    a function that takes them.
-    """
+    """What the user named, before any of it is loaded, with its options."""
 
     text: str
     kind: Literal["model", "function", "file"]
@@ -57,12 +58,10 @@ class Target:
     @property
     def words(self) -> tuple[str, ...]:
         """The target as it was typed, with its options."""
-        found = [self.text]
-        if self.batch is not None:
-            found += ["--batch", str(self.batch)]
-        for key, value in (self.options or {}).items():
-            found += ["--option", f"{key}={value}"]
-        return tuple(found)
+        batch = () if self.batch is None else ("--batch", str(self.batch))
+        pairs = (self.options or {}).items()
+        options = (word for k, v in pairs for word in ("--option", f"{k}={v}"))
+        return (self.text, *batch, *options)
 
     def at(self, batch: int) -> Target:
         """The same target with another batch size."""
@@ -127,7 +126,7 @@ def build(target: Target, *, fake: bool = False) -> Example:
     Raises:
         TargetError: The user's file or function raised.
     """
-    with user_prints_elsewhere():
+    with redirect_stdout(sys.stderr):
         if target.kind == "model":
             return _build_model(target, fake=fake)
         if target.kind == "function":
@@ -204,25 +203,88 @@ def _as_example(text: str, made: Any) -> Example:
     )
 
 
-def step_of(
-    target: Target,
-    *,
-    how: str = "measure",
-    device: str | None = None,
-    step_file: Path | None = None,
-    refresh: bool = False,
-) -> StepGraph:
-    """The step of a target: read from its file, or profiled now.
+def load_function(text: str) -> Callable[..., Any]:
+    """The function that `file.py:name` or `package.module:name` stands for."""
+    where, _, name = text.rpartition(":")
+    if not where or not name.isidentifier():
+        raise InvalidArgumentError(
+            f"target {text!r}", "it names no function", f"A target is {FORMS}"
+        )
+    try:
+        if where.endswith(".py"):
+            module = _import_file(Path(where))
+        else:
+            module = _import_name(where)
+    except LowtideError:
+        raise
+    except Exception as error:
+        raise target_error(text, error) from error
+    found = getattr(module, name, None)
+    if not callable(found):
+        file = getattr(module, "__file__", None)
+        raise InvalidArgumentError(
+            f"target {text!r}",
+            f"{where} has no function {name}",
+            "Check the name" + (functions_in(Path(file)) if file else ""),
+        )
+    return found
 
-    A plan's step is looked for beside the plan, unless `step_file` names it.
-    """
-    if target.kind == "file":
-        thing = files.load(target.path)
-        if isinstance(thing, StepGraph):
-            return thing
-        return step_for(thing, target.path, step_file)
-    example = build(target, fake=how == "estimate")
-    return profile(target, example, how, device, refresh=refresh)
+
+def _import_file(path: Path) -> Any:
+    if not path.is_file():
+        raise InvalidArgumentError(
+            str(path), "there is no such file", f"A target is {FORMS}"
+        )
+    _importable(str(path.resolve().parent))
+    # Under its own name, so that child processes can import it, unless that is taken.
+    name = path.stem
+    known = util.find_spec(name) if name.isidentifier() else None
+    if known is None or known.origin != str(path.resolve()):
+        name = f"lowtide_target_{path.stem}"
+    spec = util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _import_name(name: str) -> Any:
+    _importable(str(Path.cwd()))
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (name + ".").startswith(error.name + "."):
+            raise
+        raise InvalidArgumentError(
+            f"target module {name!r}",
+            f"there is no module {error.name}",
+            "Run from the folder that holds it, or write file.py:function",
+        ) from error
+
+
+def _importable(folder: str) -> None:
+    """Lets this process, and those it starts, import from a folder."""
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if folder not in known:
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, *known]))
+
+
+def functions_in(path: Path) -> str:
+    """What a Python file defines, as a hint for a message."""
+    try:
+        body = ast.parse(path.read_text()).body
+    except (OSError, SyntaxError, ValueError):
+        return ""
+    names = [n.name for n in body if isinstance(n, ast.FunctionDef)]
+    return f"; it defines {', '.join(names[:8])}" if names else ""
 
 
 def profile(
@@ -236,7 +298,7 @@ def profile(
     """The step of an example, with progress; remembers where it came from."""
     api = load_api()
     title = "measuring ops" if how == "measure" else "estimating ops"
-    with stage(f"capturing and {title}") as advance, user_prints_elsewhere():
+    with stage(f"capturing and {title}") as advance:
         step = api.profile(
             example.model,
             example.batch,
@@ -263,36 +325,3 @@ def load_api() -> Any:
     if is_quiet and "TORCH_LOGS" not in os.environ:
         machine.silence_torch()
     return api
-
-
-def step_for(plan: Plan, path: Path, step_file: Path | None = None) -> StepGraph:
-    """The step a plan file was made for.
-
-    Raises:
-        InvalidArgumentError: No file with this step is found.
-        PlanMismatchError: The step named is another.
-    """
-    if step_file is not None:
-        step = files.load(step_file)
-        if not isinstance(step, StepGraph):
-            raise InvalidArgumentError(
-                f"--step {step_file}", "this is a plan", "Give the .step.json"
-            )
-        check_match(step, plan)
-        return step
-    found = files.step_beside(plan, path)
-    if found is None:
-        raise InvalidArgumentError(
-            str(path),
-            f"no .step.json beside it is the step {plan.fingerprint} of this plan",
-            "Pass --step FILE, or profile the step again with `lowtide profile TARGET "
-            f"-o {files.beside(path, files.STEP_ENDING)}`",
-        )
-    return found
-
-
-def step_if_known(plan: Plan, path: Path, step_file: Path | None) -> StepGraph | None:
-    """The step a plan file was made for, if it is named or lies beside it."""
-    if step_file is None:
-        return files.step_beside(plan, path)
-    return step_for(plan, path, step_file)

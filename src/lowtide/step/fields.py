@@ -19,6 +19,7 @@ _WHOLE_CHARACTERS = r"\A[^\ud800-\udfff]*\Z"
 Id = Annotated[int, Meta(ge=0, lt=1 << 31)]
 Mark = Annotated[int, Meta(ge=-1, lt=1 << 31)]  # an id, or -1 for none
 NumBytes = Annotated[int, Meta(ge=0, lt=MOST_BYTES)]
+SignedBytes = Annotated[int, Meta(gt=-MOST_BYTES, lt=MOST_BYTES)]
 Alignment = Annotated[int, Meta(ge=1, le=1 << 30)]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
 Fraction = Annotated[float, Meta(ge=-1e12, le=1e12)]

@@ -19,16 +19,21 @@ from lowtide.step.format import format_bytes
 
 MOST_FILE_BYTES = 1 << 30
 _HEAD_BYTES = 4096
-# How files that lowtide writes begin: records, pages, tables, traces and policies. What
-# has no such beginning (pictures, snapshots, plain text) is never taken for ours.
+# How files that lowtide writes begin, or end: records, pages, tables, traces, policies,
+# texts, snapshots and pictures. No other file is ever taken for ours.
 _BEGINNINGS = tuple(
     re.compile(pattern, re.DOTALL)
     for pattern in (
         rb'\A\{\s*"lowtide":\s*"\w+"',
-        rb'\A<!doctype html>.*<meta name="generator" content="lowtide ',
-        rb"\A[a-z_]+(,[a-z_]+){5,}\n",
+        rb'\A(<!doctype html>).*<meta name="generator" content="lowtide ',
+        rb"\A[a-z_]+(?:,[a-z_]+){5,}\n",
         rb'\A\{"schemaVersion":1,.{1,99}"otherData":\{"lowtide":"trace"',
         rb'\A"""What to save and what to recompute, for torch.utils.checkpoint',
+        rb"\Alowtide report\n",
+        rb"\A(\x80\x04).{1,40}lowtide\x94\x8c.snapshot",
+        rb"\A(\x89PNG).{1,99}Software\x00lowtide",
+        rb"\A(<\?xml).*<dc:title>lowtide</dc:title>",
+        rb"\A(%PDF).*/Creator \(lowtide\)",
     )
 )
 
@@ -70,11 +75,14 @@ def read_whole(path: str | Path, limit_bytes: int = MOST_FILE_BYTES) -> bytes:
 
 
 def head_of(path: Path) -> bytes:
-    """The first bytes of a regular file; nothing if there are none to be had."""
+    """The first and last bytes of a regular file; nothing if there are none to get."""
     try:
         with open(path, "rb", opener=_at_once) as file:
             if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                return file.read(_HEAD_BYTES)
+                head = file.read(_HEAD_BYTES)
+                size = os.fstat(file.fileno()).st_size
+                file.seek(max(len(head), size - _HEAD_BYTES))
+                return head + file.read()
     except OSError:
         pass
     return b""
@@ -87,7 +95,7 @@ def kind_of(head: bytes) -> bytes:
     """
     for pattern in _BEGINNINGS:
         if found := pattern.match(head):
-            return b"".join(found[0].split())
+            return b"".join(found[found.lastindex or 0].split())
     return b""
 
 
@@ -104,7 +112,7 @@ def refuse_foreign(path: Path, *, force: bool, content: bytes | None = None) -> 
     there = kind_of(head_of(path))
     if not there:
         found = "the file exists, and lowtide cannot tell that it wrote it"
-    elif content is not None and there != kind_of(content[:_HEAD_BYTES]):
+    elif content is not None and there != kind_of(content):
         found = "the file exists, and holds something else that lowtide wrote"
     else:
         return

@@ -90,7 +90,9 @@ class Op:
     `reads` and `writes` are storage ids. `once` says why the op may not run twice
     (empty if it may). `opens` is the index of the region that starts with this op, or
     -1. `signature` is the op with its shapes and plain arguments: equal signatures cost
-    the same and compute the same function.
+    the same and compute the same function. `spends` are storages whose old content is
+    gone when the op has run (it updates them), so that nothing may read them later;
+    such ops run once, in any order.
     """
 
     id: Id
@@ -109,6 +111,7 @@ class Op:
     source: Name = ""
     signature: Text = ""
     spread: Seconds = 0.0
+    spends: tuple[Id, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,12 +193,13 @@ class StepGraph:
     def remakers(self) -> tuple[int, ...]:
         """For each storage, the op that makes it again, or -1 if it must be kept.
 
-        Of several, the fastest; ties go to the lower id.
+        Of several, the fastest; of equals the last, which needs the least: a step
+        without costs is planned too.
         """
         chosen: list[int] = []
         for ids in self.producers:
             again = [i for i in ids if not self.ops[i].once]
-            best = min(again, key=lambda i: (self.ops[i].seconds, i), default=-1)
+            best = min(again, key=lambda i: (self.ops[i].seconds, -i), default=-1)
             chosen.append(best)
         return tuple(chosen)
 
@@ -214,6 +218,8 @@ class StepGraph:
         for op in self.ops:
             row = (op.target, op.signature, op.reads, op.writes, op.phase, op.piece)
             digest.update(repr((*row, op.once, op.standby, op.opens)).encode())
+            if op.spends:
+                digest.update(repr(op.spends).encode())
         for s in self.storages:
             digest.update(repr((s.nbytes, s.kind, s.resident, s.dtype)).encode())
         digest.update(repr((self.outputs, self.alignment_bytes)).encode())
@@ -368,6 +374,7 @@ def check_graph(step: StepGraph) -> None:
             f"there are {len(step.regions)} regions, but the ops open {opened[:9]}"
         )
     made = [s.resident for s in storages]
+    spent: set[int] = set()
     for op in step.ops:
         _check_op(op, storages)
         if op.standby:
@@ -377,6 +384,11 @@ def check_graph(step: StepGraph) -> None:
                 raise ValueError(
                     f"op {op.name} reads {storages[s].name} before it is made"
                 )
+            if s in spent:
+                raise ValueError(
+                    f"op {op.name} reads {storages[s].name} after it is updated"
+                )
+        spent.update(op.spends)
         for s in op.writes:
             made[s] = True
     for op in step.ops:
@@ -407,5 +419,7 @@ def _check_op(op: Op, storages: tuple[Storage, ...]) -> None:
             raise ValueError(f"op {op.name} makes {storages[s].name}, a resident")
     if not 0 <= op.seconds < math.inf or op.scratch_bytes < 0:
         raise ValueError(f"op {op.name} has negative or undefined cost")
+    if not set(op.spends).issubset(op.reads) or (op.spends and not op.once):
+        raise ValueError(f"op {op.name} spends what it does not read, or may run again")
     if op.standby and (op.opens != -1 or op.once):
         raise ValueError(f"op {op.name} stands by, so it cannot be a must")

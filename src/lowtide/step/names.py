@@ -128,7 +128,48 @@ def short_target(target: str) -> str:
 def _bare(target: str) -> str:
     path = target.removeprefix("torch.ops.").replace("::", ".")
     parts = [part for part in path.split(".") if part]
-    return parts[1] if len(parts) > 1 else target
+    return _plain(parts[1]) if len(parts) > 1 else target
+
+
+def _plain(name: str) -> str:
+    """An op's name without what tells torch's own variants of it apart.
+
+    >>> _plain("_native_batch_norm_legit_functional"), _plain("convolution_backward")
+    ('batch_norm', 'convolution_backward')
+    >>> _plain("_scaled_dot_product_flash_attention_for_cpu")
+    'scaled_dot_product_attention'
+    """
+    return re.sub(_VARIANT, "", name) or name
+
+
+_VARIANT = (
+    "^_+|(?<![a-z])native_|_legit|_functional|_no_training|_with_indices|_for_cpu|_data$"
+    "|_(?:flash|efficient|cudnn|fused)(?=_attention)|_+$"
+)
+
+
+def titles(step: StepGraph) -> tuple[str, ...]:
+    """What each op is called where people read: by its place in the model.
+
+    An op that makes most of what its module makes bears the module's name, as in
+    `layer1.0.bn1 + relu`; others of that module say what they do.
+    """
+    made: dict[tuple[str, str], int] = {}
+    sizes = [sum(step.sizes[s] for s in op.writes) for op in step.ops]
+    for op, nbytes in zip(step.ops, sizes, strict=True):
+        if not op.standby:
+            made[op.module, op.phase] = made.get((op.module, op.phase), 0) + nbytes
+    found: list[str] = []
+    for op, nbytes in zip(step.ops, sizes, strict=True):
+        first, *others = short_target(op.target).split(FOLDED)
+        is_main = 10 * nbytes >= 9 * made.get((op.module, op.phase), 1)
+        if op.module:
+            first = op.module if is_main else f"{op.module} {first}"
+            first += " backward" * (is_main and op.phase == "backward")
+        else:
+            first = op.name.split(FOLDED)[0]
+        found.append(FOLDED.join((first, *others)) + " again" * op.standby)
+    return tuple(found)
 
 
 def shortened(name: str, limit: int = LONGEST_NAME) -> str:

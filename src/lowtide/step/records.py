@@ -31,8 +31,8 @@ from lowtide.step.fields import (
     Id,
     Mark,
     Name,
-    NumBytes,
     PieceOps,
+    SignedBytes,
     Text,
 )
 from lowtide.step.files import read_whole
@@ -66,7 +66,7 @@ class _StepFile(msgspec.Struct, forbid_unknown_fields=True):
 
 class _KnownFacts(msgspec.Struct):
     pieces: tuple[PieceOps, ...] = ()
-    eager_extra_bytes: NumBytes = 0
+    eager_extra_bytes: SignedBytes = 0
     how: Name = ""
     costs_of: Name = ""
     torch: Name = ""

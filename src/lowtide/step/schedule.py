@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 
 from lowtide.errors import BudgetTooSmallError, PlanMismatchError, StepFormatError
 from lowtide.step.format import format_bytes
 from lowtide.step.graph import StepGraph
-from lowtide.step.names import KIND_NAMES, shortened
+from lowtide.step.names import KIND_NAMES, shortened, titles
 from lowtide.step.plan import Free, Item, Plan, Proof, Run, Schedule
 from lowtide.step.remake import missing_cone, remaking
 from lowtide.step.simulate import simulate
@@ -47,6 +48,36 @@ def with_frees(step: StepGraph, sequence: Sequence[int]) -> Schedule:
         items.append(Run(number))
         items.extend(map(Free, freed))
     return tuple(items)
+
+
+def without_spending(step: StepGraph) -> StepGraph:
+    """The step as planners see it: that an update ends the use of a parameter is left
+    to `settled`."""
+    ops = tuple(replace(op, spends=()) if op.spends else op for op in step.ops)
+    return replace(step, ops=ops)
+
+
+def settled(step: StepGraph, sequence: Sequence[int]) -> list[int]:
+    """The sequence with each update moved to right behind the last use of what it ends.
+
+    Where that is, is known only when everything that runs again has its place.
+    """
+    last: dict[int, int] = {}
+    updates: dict[int, list[int]] = {}
+    others = [number for number in sequence if not step.ops[number].spends]
+    for position, number in enumerate(others):
+        op = step.ops[number]
+        for s in (*op.reads, *op.writes):
+            last[s] = position
+    for op in step.ops:
+        if op.spends:
+            place = max(last[s] for s in op.reads if s in last)
+            updates.setdefault(place, []).append(op.id)
+    return [
+        number
+        for position, other in enumerate(others)
+        for number in (other, *updates.get(position, ()))
+    ]
 
 
 def walk_baseline(step: StepGraph) -> Walk:
@@ -256,5 +287,6 @@ def blame(step: StepGraph, schedule: Sequence[Item]) -> str:
         if nbytes * 50 > walked.peak_bytes
     ]
     op = step.ops[walked.ops[walked.peak_run]]
-    where = f" in {shortened(op.module)}" if op.module else ""
-    return f"{', '.join(parts[:4])} while {shortened(op.name)} runs{where}"
+    if op.id == step.turn:
+        return f"{', '.join(parts[:4])} while the code outside the graphs runs"
+    return f"{', '.join(parts[:4])} while {shortened(titles(step)[op.id])} runs"

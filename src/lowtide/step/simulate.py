@@ -41,7 +41,7 @@ def simulate(step: StepGraph, schedule: Sequence[Item]) -> Timeline:
     """
     walk = _Walk(step)
     sizes, ops = step.sizes, step.ops
-    alive = walk.alive
+    alive, spent = walk.alive, walk.spent
     pinned = frozenset(step.outputs).union(step.resident)
     now = sum(sizes[s] for s in step.resident)
     seconds = 0.0
@@ -58,6 +58,10 @@ def simulate(step: StepGraph, schedule: Sequence[Item]) -> Timeline:
             for s in op.reads:
                 if not alive[s]:
                     walk.not_alive(index, item, s)
+            if spent and not spent.isdisjoint(op.reads):
+                walk.is_spent(index, item)
+            if op.spends:
+                spent.update(op.spends)
             copies = 0
             for s in op.writes:
                 if alive[s]:
@@ -94,6 +98,8 @@ class _Walk:
         self.region = 0
         self.piece = step.regions[0].piece
         self.last_once = -1
+        self.updated: set[int] = set()
+        self.spent: set[int] = set()
         self.once_runs = 0
         self.home = home_regions(step)
 
@@ -111,6 +117,15 @@ class _Walk:
         op = self.step.ops[item.op]
         self.fail(
             index, item, f"op {op.name} reads storage {self.name(storage)}, not alive"
+        )
+
+    def is_spent(self, index: int, item: Run) -> NoReturn:
+        op = self.step.ops[item.op]
+        storage = min(self.spent.intersection(op.reads))
+        self.fail(
+            index,
+            item,
+            f"op {op.name} reads storage {self.name(storage)}, which has been updated",
         )
 
     def special(self, index: int, item: Run) -> None:
@@ -133,7 +148,7 @@ class _Walk:
                 f"{self.piece} can run here",
             )
         if op.once:
-            if op.id <= self.last_once:
+            if (op.id <= self.last_once and not op.spends) or op.id in self.updated:
                 self.fail(
                     index,
                     item,
@@ -143,7 +158,10 @@ class _Walk:
                 self.fail(
                     index, item, f"op {op.name} ({op.once}) may not leave its region"
                 )
-            self.last_once = op.id
+            if op.spends:
+                self.updated.add(op.id)
+            else:
+                self.last_once = op.id
             self.once_runs += 1
 
     def finish(self, length: int) -> None:

@@ -19,14 +19,17 @@ __all__ = [
 ]
 
 Budget = str | int
-"""`"6 GiB"`, `"6GB"`, a whole number of bytes, or `"60%"` of the baseline peak."""
+"""`"6 GiB"`, `"6G"`, `"6GB"`, a number of bytes, or `"60%"` of the unplanned peak."""
 
 _UNIT_BYTES = {"b": 1, "byte": 1, "bytes": 1}
 for _power, _prefix in enumerate("kmgtp", start=1):
     _UNIT_BYTES[f"{_prefix}b"] = 1000**_power
-    _UNIT_BYTES[f"{_prefix}ib"] = 1024**_power
+    # As schedulers and containers take it: "6G" is 6 GiB.
+    _UNIT_BYTES[_prefix] = _UNIT_BYTES[f"{_prefix}ib"] = 1024**_power
 
 _LARGEST = 10**18
+# A whole number without a unit is one of bytes, unless it is too small to mean that.
+_LEAST_BARE = 2**20
 
 _QUANTITY = re.compile(r"([+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*(\D*)", re.I)
 
@@ -52,7 +55,9 @@ def to_bytes(budget: object, *, baseline_bytes: int | None = None) -> int:
     if isinstance(budget, bool):
         raise BudgetFormatError(budget, "a truth value is not a size")
     if isinstance(budget, float):
-        raise BudgetFormatError(budget, *_about_float(budget))
+        if not (budget.is_integer() and budget >= _LEAST_BARE):
+            raise BudgetFormatError(budget, *_about_float(budget))
+        budget = int(budget)
     # numpy's and other whole numbers count as int; nothing else has __index__.
     index = getattr(budget, "__index__", None)
     if index is None:
@@ -108,18 +113,19 @@ def _text_to_bytes(budget: str, baseline_bytes: int | None) -> int:
         exact = _share(budget, amount, baseline_bytes)
     elif unit.lower() in _UNIT_BYTES:
         exact = amount * _UNIT_BYTES[unit.lower()]
+    elif not unit and amount == int(amount) >= _LEAST_BARE:
+        exact = amount
     elif not unit:
-        raise BudgetFormatError(
-            budget,
-            "the unit is missing",
-            f'Write "{text} GiB", "{text} MiB" or "{text} B"',
-        )
+        hint = f'Write "{text} GiB", "{text} MiB" or "{text} B"'
+        if amount < 1:
+            hint = f'Write "{100 * float(amount):g}%" for a share of the unplanned peak'
+        raise BudgetFormatError(budget, "the unit is missing", hint)
     else:
         raise BudgetFormatError(
             budget,
             f"{unit!r} is not a unit",
-            "Units: B, KB, MB, GB, TB, PB (powers of 1000) and "
-            "KiB, MiB, GiB, TiB, PiB (powers of 1024)",
+            "Units: B, KB, MB, GB, TB, PB (powers of 1000), and KiB, MiB, GiB, TiB, "
+            "PiB or K, M, G, T, P (powers of 1024)",
         )
     num_bytes = int(exact)
     if num_bytes < 1:
@@ -141,11 +147,7 @@ def _about_float(budget: float) -> tuple[str, str]:
     """Returns what is wrong with a float, and the budget that was probably meant."""
     if not math.isfinite(budget) or budget <= 0:
         return f"{budget} is not a size above zero", ""
-    reason = "a bare float could mean a share, gigabytes or bytes"
+    reason = "a bare number could mean a share, gigabytes or bytes"
     if budget < 1:
-        hint = f'Write "{100 * budget:g}%" for a share of the baseline peak'
-    elif budget.is_integer() and budget >= 2**20:
-        hint = f"Write {int(budget)} (an int) for {format_bytes(budget)}"
-    else:
-        hint = f'Write "{budget:g} GiB" for a size'
-    return reason, hint
+        return reason, f'Write "{100 * budget:g}%" for a share of the unplanned peak'
+    return reason, f'Write "{budget:g} GiB" for a size'

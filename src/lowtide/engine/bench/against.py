@@ -11,18 +11,17 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from statistics import median
 from typing import Any
 
 import torch
 from torch import nn
 
-from lowtide.engine.api import arguments_of
 from lowtide.engine.bench.methods import Method, NotApplicableError
 from lowtide.engine.bits import same_bits
-from lowtide.engine.costs.ledger import ledger
-from lowtide.engine.meter import clear_gradients, median, rss_peak, timed
-from lowtide.engine.training import training_step
-from lowtide.engine.verify import Numbers, numbers_of
+from lowtide.engine.meter import allocated_peak, rss_peak, timed
+from lowtide.engine.training import arguments_of, training_step
+from lowtide.engine.verify import Numbers, differences, numbers_of
 
 Progress = Callable[[str], None]
 
@@ -73,7 +72,7 @@ class Runner:
     def __init__(self, method: Method, model: nn.Module, batch: Any, loss: Any):
         self.method = method
         self.model = copy.deepcopy(model)
-        self.step = training_step(self.model, loss, *arguments_of(batch))
+        self.step = training_step(self.model, loss, arguments_of(batch))
         method.install(self.model)
 
     def first_step(self) -> Numbers:
@@ -108,12 +107,11 @@ def compare_methods(
         try:
             runner = Runner(method, model, batch, loss)
             found = runner.first_step()
-        except NotApplicableError as error:
-            rows.append(replace(row, problem=str(error)))
-            continue
         except Exception as error:  # another method's failure is a result
-            said = (str(error).strip().splitlines() or [""])[0]
-            rows.append(replace(row, problem=f"{type(error).__name__}: {said}"))
+            problem = (str(error).strip().splitlines() or [""])[0]
+            if not isinstance(error, NotApplicableError):
+                problem = f"{type(error).__name__}: {problem}"
+            rows.append(replace(row, problem=problem))
             continue
         expected = expected or found
         rows.append(_with_differences(row, expected, found))
@@ -136,22 +134,11 @@ def _with_differences(row: Row, expected: Numbers, found: Numbers) -> Row:
         row,
         is_loss_equal=same_bits(expected.loss, found.loss),
         num_gradients=len(expected.gradients),
-        num_wrong_gradients=_num_wrong(expected.gradients, found.gradients),
+        num_wrong_gradients=len(differences(expected.gradients, found.gradients)),
         largest_difference=_largest_difference(expected.gradients, found.gradients),
-        num_wrong_buffers=_num_wrong(expected.buffers, found.buffers),
+        num_wrong_buffers=len(differences(expected.buffers, found.buffers)),
         is_random_state_equal=torch.equal(expected.generator, found.generator),
     )
-
-
-def _num_wrong(expected: dict[str, Any], found: dict[str, Any]) -> int:
-    wrong = 0
-    for name, value in expected.items():
-        other = found.get(name)
-        if value is None or other is None:
-            wrong += value is not other
-        else:
-            wrong += not same_bits(value, other)
-    return wrong
 
 
 def _largest_difference(expected: dict[str, Any], found: dict[str, Any]) -> float:
@@ -174,8 +161,7 @@ def measure_peak(
     del model
     runner.first_step()
     system = rss_peak(runner.step, [runner.model])
-    clear_gradients([runner.model])
-    found = ledger(runner.step, modules=[runner.model], batch=batch)
+    found = allocated_peak(runner.step, [runner.model], batch)
     return {
         "rss_peak_bytes": system,
         "peak_bytes": found.peak_bytes,

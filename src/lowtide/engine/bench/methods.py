@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._functorch import config
 from torch.utils import checkpoint as recompute
 
 from lowtide.engine.api import apply
@@ -51,32 +52,12 @@ def other_methods() -> tuple[Method, ...]:
         Method("sequential", "checkpoint_sequential", _on_sequences),
         Method("selective", "selective checkpoint", _selectively),
         Method("selective_half", "selective, every second", _half_selectively),
-        *(
-            Method(
-                f"torch_budget_{budget:g}",
-                f"torch budget {budget:g}",
-                partial(_compiled_with, "aot_eager_decomp_partition"),
-                partial(_functorch_budget, budget),
-            )
-            for budget in BUDGETS
-        ),
-        Method(
-            "inductor_0.5",
-            "Inductor, budget 0.5",
-            partial(_compiled_with, "inductor"),
-            partial(_functorch_budget, 0.5),
-        ),
+        *(_budgeted("torch_budget", "torch budget", b) for b in BUDGETS),
+        _budgeted("inductor", "Inductor, budget", 0.5, "inductor"),
     )
 
 
-USUAL = (
-    "eager",
-    "blocks",
-    "sequential",
-    "selective",
-    "torch_budget_0.5",
-    "torch_budget_0.25",
-)
+USUAL = "eager blocks sequential selective torch_budget_0.5 torch_budget_0.25".split()
 
 
 def methods_named(names: str) -> tuple[Method, ...]:
@@ -110,41 +91,32 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
     for module in model.modules():
         if any(True for _ in module.children()) and type(module) not in _CONTAINERS:
             by_class[type(module)].append(module)
-    found: list[tuple[int, list[nn.Module]]] = []
+    sizes: list[tuple[int, list[nn.Module]]] = []
     for modules in by_class.values():
-        outer = [m for m in modules if not any(_holds(o, m) for o in modules)]
+        inner = {part for m in modules for part in m.modules() if part is not m}
+        outer = [m for m in modules if m not in inner]
         if len(outer) >= 2:
-            found.append((sum(map(_size, outer)), outer))
-    if not found:
-        return []
-    most = max(size for size, _ in found)
-    large = [modules for size, modules in found if size >= 0.8 * most]
-    return max(large, key=len)
+            sizes.append((sum(map(_size, outer)), outer))
+    most = max((size for size, _ in sizes), default=0)
+    large = [modules for size, modules in sizes if size >= 0.8 * most]
+    return max(large, key=len, default=[])
 
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-
-
-def _holds(outer: nn.Module, inner: nn.Module) -> bool:
-    return outer is not inner and any(m is inner for m in outer.modules())
 
 
 def _size(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
-def _on_blocks(model: nn.Module) -> None:
-    for block in _blocks(model):
-        block.forward = partial(  # type: ignore[method-assign]
-            recompute.checkpoint, block.forward, use_reentrant=False
-        )
-
-
-def _blocks(model: nn.Module) -> list[nn.Module]:
+def _on_blocks(model: nn.Module, **how: Any) -> None:
     blocks = repeated_blocks(model)
     if not blocks:
         raise NotApplicableError("no block occurs twice in the model")
-    return blocks
+    for block in blocks:
+        block.forward = partial(  # type: ignore[method-assign]
+            recompute.checkpoint, block.forward, use_reentrant=False, **how
+        )
 
 
 def _on_blocks_compiled(model: nn.Module) -> None:
@@ -158,14 +130,12 @@ def _on_sequences(model: nn.Module) -> None:
         raise NotApplicableError("the model has no nn.Sequential of four parts or more")
     for sequence in sequences:
         parts = list(sequence)
-        segments = max(2, round(math.sqrt(len(parts))))
-
-        def forward(value: Any, parts: Any = parts, segments: int = segments) -> Any:
-            return recompute.checkpoint_sequential(
-                parts, segments, value, use_reentrant=False
-            )
-
-        sequence.forward = forward  # type: ignore[method-assign]
+        sequence.forward = partial(  # type: ignore[method-assign]
+            recompute.checkpoint_sequential,
+            parts,
+            max(2, round(math.sqrt(len(parts)))),
+            use_reentrant=False,
+        )
 
 
 def _outer_sequences(module: nn.Module) -> Iterator[nn.Sequential]:
@@ -179,11 +149,7 @@ def _outer_sequences(module: nn.Module) -> Iterator[nn.Sequential]:
 # The ops that the documentation of selective checkpointing keeps: those that compute
 # much for the bytes they make.
 _EXPENSIVE = (
-    "mm",
-    "addmm",
-    "bmm",
-    "baddbmm",
-    "convolution",
+    *("mm", "addmm", "bmm", "baddbmm", "convolution"),
     "_scaled_dot_product_flash_attention_for_cpu",
     "_scaled_dot_product_flash_attention",
     "_scaled_dot_product_efficient_attention",
@@ -191,18 +157,12 @@ _EXPENSIVE = (
 
 
 def _kept_ops() -> list[Any]:
-    return [
-        getattr(torch.ops.aten, name).default
-        for name in _EXPENSIVE
-        if hasattr(getattr(torch.ops.aten, name, None), "default")
-    ]
+    return [getattr(torch.ops.aten, name).default for name in _EXPENSIVE]
 
 
 def _selectively(model: nn.Module) -> None:
-    kept = _kept_ops()
-    _on_blocks_with(
-        model, partial(recompute.create_selective_checkpoint_contexts, kept)
-    )
+    contexts = partial(recompute.create_selective_checkpoint_contexts, _kept_ops())
+    _on_blocks(model, context_fn=contexts)
 
 
 def _half_selectively(model: nn.Module) -> None:
@@ -213,26 +173,14 @@ def _half_selectively(model: nn.Module) -> None:
         counts = {False: 0, True: 0}
 
         def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
-            if op not in kept:
-                return recompute.CheckpointPolicy.PREFER_RECOMPUTE
-            counts[context.is_recompute] += 1
-            if counts[context.is_recompute] % 2:
+            counts[context.is_recompute] += op in kept
+            if op in kept and counts[context.is_recompute] % 2:
                 return recompute.CheckpointPolicy.MUST_SAVE
             return recompute.CheckpointPolicy.PREFER_RECOMPUTE
 
         return recompute.create_selective_checkpoint_contexts(policy)
 
-    _on_blocks_with(model, contexts)
-
-
-def _on_blocks_with(model: nn.Module, contexts: Callable[[], Any]) -> None:
-    for block in _blocks(model):
-        block.forward = partial(  # type: ignore[method-assign]
-            recompute.checkpoint,
-            block.forward,
-            use_reentrant=False,
-            context_fn=contexts,
-        )
+    _on_blocks(model, context_fn=contexts)
 
 
 def _compiled_with(backend: str, model: nn.Module) -> None:
@@ -241,7 +189,13 @@ def _compiled_with(backend: str, model: nn.Module) -> None:
     )
 
 
-def _functorch_budget(budget: float) -> AbstractContextManager[Any]:
-    from torch._functorch import config
-
-    return config.patch(activation_memory_budget=budget)  # type: ignore[attr-defined]
+def _budgeted(
+    name: str, label: str, budget: float, backend: str = "aot_eager_decomp_partition"
+) -> Method:
+    """A compiler of torch's, whose partitioner reads a setting while it compiles."""
+    return Method(
+        f"{name}_{budget:g}",
+        f"{label} {budget:g}",
+        partial(_compiled_with, backend),
+        lambda: config.patch(activation_memory_budget=budget),  # type: ignore[attr-defined]
+    )

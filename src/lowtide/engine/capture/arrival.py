@@ -19,32 +19,26 @@ from torch._guards import detect_fake_mode
 from torch._subclasses import FakeTensor
 
 from lowtide.engine.capture.eager import Arrival, tracing_as_eager
+from lowtide.engine.capture.shapes import Shapes
 
 _DEVICES = ("cpu", "cuda")
 
 
 def arrival_of(
-    expected: Sequence[fx.Node], gradients: Sequence[torch.Tensor | None]
+    expected: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]
 ) -> Arrival:
     """How these gradients arrive at a backward that was traced for others."""
     strides = tuple(
-        None
-        if given is None or _same_layout(given, node.meta["val"])
-        else given.stride()
-        for given, node in zip(gradients, expected, strict=True)
+        None if given is None or _same_layout(given, fake) else given.stride()
+        for given, fake in zip(gradients, expected, strict=True)
     )
-    if all(s is None for s in strides):
-        strides = ()
-    return Arrival(strides, _autocast())
+    return Arrival(strides if any(strides) else (), _autocast())
 
 
-def _same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
+def _same_layout(given: torch.Tensor, fake: torch.Tensor) -> bool:
     """Whether the strides are the same wherever they are ever used."""
-    return a.numel() == 0 or all(
-        x == y
-        for size, x, y in zip(a.shape, a.stride(), b.stride(), strict=True)
-        if size != 1
-    )
+    strides = zip(given.shape, given.stride(), fake.stride(), strict=True)
+    return given.numel() == 0 or all(x == y for size, x, y in strides if size != 1)
 
 
 def _autocast() -> tuple[tuple[str, torch.dtype], ...]:
@@ -56,84 +50,80 @@ def _autocast() -> tuple[tuple[str, torch.dtype], ...]:
 
 
 def as_expected(
-    expected: Sequence[fx.Node], gradients: Sequence[torch.Tensor | None]
+    expected: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]
 ) -> list[torch.Tensor | None]:
     """Fake gradients with the strides that they were expected to have.
 
     In a dry run nothing is computed, so the backward that was traced will do.
     """
     return [
-        torch.empty_strided(
-            given.shape,
-            node.meta["val"].stride(),
-            dtype=given.dtype,
-            device=given.device,
-        )
-        if isinstance(given, FakeTensor)
-        else given
-        for given, node in zip(gradients, expected, strict=True)
+        _restrided(given, fake) if isinstance(given, FakeTensor) else given
+        for given, fake in zip(gradients, expected, strict=True)
     ]
 
 
 def copied_as_expected(
-    expected: Sequence[fx.Node], gradients: Sequence[torch.Tensor | None]
+    expected: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]
 ) -> list[torch.Tensor | None]:
     """The gradients with the strides that they were expected to have."""
-    found: list[torch.Tensor | None] = []
-    for given, node in zip(gradients, expected, strict=True):
-        if given is not None and not _same_layout(given, node.meta["val"]):
-            strides = node.meta["val"].stride()
-            given = torch.empty_strided(
-                given.shape, strides, dtype=given.dtype, device=given.device
-            ).copy_(given)
-        found.append(given)
-    return found
+    return [
+        given
+        if given is None or _same_layout(given, fake)
+        else _restrided(given, fake).copy_(given)
+        for given, fake in zip(gradients, expected, strict=True)
+    ]
+
+
+def _restrided(given: torch.Tensor, fake: torch.Tensor) -> torch.Tensor:
+    return given.new_empty_strided(given.shape, fake.stride())
 
 
 class Tracer:
     """Traces a graph of dynamo again, for gradients that arrive in another form.
 
     It holds the graph and its inputs without their bytes. To be made while dynamo
-    compiles. A graph with numbers among its inputs cannot be traced again: the numbers
-    would become constants.
+    compiles. Where sizes are symbols it traces for given values of them. A graph with
+    other numbers among its inputs cannot be traced again: they would become constants.
     """
 
     def __init__(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> None:
         self.gm = gm
         self.inputs: list[Any] = []
-        inputs = gm.graph.find_nodes(op="placeholder")
+        self.shapes = Shapes()
+        nodes = gm.graph.find_nodes(op="placeholder")
         self.can_trace = not any(
             _is_number(node, value)
-            for node, value in zip(inputs, example_inputs, strict=True)
+            for node, value in zip(nodes, example_inputs, strict=True)
         )
         if self.can_trace:
-            mode = detect_fake_mode(example_inputs)
+            mode = self.mode = detect_fake_mode(example_inputs)
             assert mode is not None, "dynamo traces with fake tensors"
+            self.shapes = Shapes.of(gm, "example_value")
             self.inputs = [
-                v
-                if isinstance(v, FakeTensor)
-                else mode.from_tensor(v, static_shapes=True)
-                for v in example_inputs
+                _fake_input(node, value, mode)
+                for node, value in zip(nodes, example_inputs, strict=True)
             ]
         self.autocast = _autocast()
         self.caches = torch.is_autocast_cache_enabled()
 
-    def joint(self, arrival: Arrival) -> fx.GraphModule:
-        """The joint graph; its forward is the one that was traced before."""
+    def joint(self, arrival: Arrival, values: Sequence[int]) -> fx.GraphModule:
+        """The joint graph for these values of the symbols among its sizes.
+
+        Its forward is the one that was traced before.
+        """
+        inputs = self.shapes.inputs_at(values, self.inputs, self.mode)
 
         def stop(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
             del args, kwargs
             raise _Traced(joint)
 
+        trace = aot_autograd(fw_compiler=_not_reached, partition_fn=stop)
         with ExitStack() as stack:
-            stack.enter_context(torch.enable_grad())
-            for context in self.surroundings():
+            for context in (torch.enable_grad(), *self.surroundings()):
                 stack.enter_context(context)
-            stack.enter_context(tracing_as_eager(arrival))
             try:
-                aot_autograd(fw_compiler=_not_reached, partition_fn=stop)(
-                    self.gm, self.inputs
-                )
+                with tracing_as_eager(arrival):
+                    trace(self.gm, inputs)
             except _Traced as traced:
                 return traced.joint
         raise AssertionError("a graph with a backward is always partitioned")
@@ -149,10 +139,36 @@ class Tracer:
 
 
 def _is_number(node: fx.Node, value: Any) -> bool:
-    """Whether this input is a Python number; dynamo passes a float as a tensor."""
-    return not isinstance(value, torch.Tensor) or (
-        value.dim() == 0 and all(user.target == "item" for user in node.users)
+    """Whether this input is a number of the user's; dynamo passes a float as a tensor.
+
+    The symbol of a size comes in the shape of a tensor, too.
+    """
+    if isinstance(value, torch.Tensor):
+        return value.dim() == 0 and all(user.target == "item" for user in node.users)
+    return not _is_size(node)
+
+
+def _is_size(node: fx.Node) -> bool:
+    symbol = _expression(node.meta.get("example_value"))
+    others = node.graph.find_nodes(op="placeholder")
+    shapes = (getattr(n.meta.get("example_value"), "shape", ()) for n in others)
+    return symbol is not None and any(
+        _expression(size) == symbol for shape in shapes for size in shape
     )
+
+
+def _expression(number: Any) -> Any:
+    return number.node.expr if isinstance(number, torch.SymInt) else None
+
+
+def _fake_input(node: fx.Node, value: Any, mode: Any) -> Any:
+    """An input without its bytes, with symbols where it has some."""
+    known = node.meta.get("example_value")
+    if isinstance(value, FakeTensor) or not isinstance(value, torch.Tensor):
+        return value
+    if isinstance(known, FakeTensor) and any(map(_expression, known.shape)):
+        return known
+    return mode.from_tensor(value, static_shapes=True)
 
 
 class _Traced(Exception):

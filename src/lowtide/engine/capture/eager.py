@@ -32,7 +32,9 @@ from torch._functorch._aot_autograd.schemas import MemoryFormatMeta
 from torch._ops import OpOverload
 from torch.fx.experimental import proxy_tensor
 
-from lowtide.engine.capture.prod import product_kernels
+from lowtide.engine.capture import gaps, recurrent
+from lowtide.engine.capture.prod import product
+from lowtide.engine.seam import saving_as_it_comes
 
 aten = torch.ops.aten
 
@@ -78,28 +80,25 @@ def tracing_as_eager(arrival: Arrival = AS_OUTPUTS) -> Iterator[None]:
         return _trace(function, inputs, *args, **kwargs)
 
     autocast = [{"device_type": d, "dtype": t} for d, t in arrival.autocast]
-    with _TRACING, ExitStack() as stack:
-        stack.enter_context(_kernels_of_eager())
-        stack.enter_context(config.patch(backward_pass_autocast=autocast or "off"))
+    changes = (
+        _kernels_of_eager(),
+        config.patch(backward_pass_autocast=autocast or "off"),
         # A weight that is cast once has one gradient in the lower precision, in which
         # the gradients of its uses are summed. Tracing fears casts that some other
         # trace has made; but the cache knows tensors by identity, and every trace
         # makes its own. Only leaves are cached.
-        stack.enter_context(
-            patch.object(proxy_tensor, "disable_autocast_cache", _as_is)
-        )
-        stack.enter_context(patch("torch._mirror_autograd_meta_to", _mirror))
+        patch.object(proxy_tensor, "disable_autocast_cache", nullcontext),
+        patch("torch._mirror_autograd_meta_to", _mirror),
         # Whoever runs the graphs turns autocast off, and sees before whether it is on.
-        stack.enter_context(patch("torch._C._is_any_autocast_enabled", lambda: False))
-        stack.enter_context(
-            patch.object(subclass_utils, "maybe_suggest_memory_format", _any_layout)
-        )
-        stack.enter_context(patch.object(graph_capture, _TRACE, with_strides))
+        patch("torch._C._is_any_autocast_enabled", lambda: False),
+        patch.object(subclass_utils, "maybe_suggest_memory_format", _any_layout),
+        patch.object(graph_capture, _TRACE, with_strides),
+        saving_as_it_comes(),
+    )
+    with _TRACING, ExitStack() as stack:
+        for change in changes:
+            stack.enter_context(change)
         yield
-
-
-def _as_is() -> Any:
-    return nullcontext()
 
 
 class _Anything:
@@ -128,10 +127,9 @@ def _restrided(
     found = list(tangents)
     for place, wanted in enumerate(strides):
         if wanted is not None:
-            old = found[place]
-            with old.fake_mode:
-                found[place] = torch.empty_strided(
-                    old.shape, wanted, dtype=old.dtype, device=old.device
+            with found[place].fake_mode:
+                found[place] = found[place].new_empty_strided(
+                    found[place].shape, wanted
                 )
     return found
 
@@ -148,7 +146,10 @@ def _kernels_of_eager() -> Iterator[None]:
     own: dict[OpOverload, Callable[..., Any]] = {
         aten.dropout.default: _dropout,
         aten.bernoulli_.float: _draw_in_memory_order,
-        **product_kernels(),
+        aten.prod.default: product,
+        aten.prod.dim_int: product,
+        recurrent.LAYER: recurrent.layer_like,
+        **gaps.kernels(),
     }
     before = {
         op: dict(op.py_kernels)
@@ -164,7 +165,9 @@ def _kernels_of_eager() -> Iterator[None]:
             hidden = [key for key in kernels if _is_before_autograd(key)]
             for key in hidden:
                 del op.py_kernels[key]
-            if op in own:
+            if op is recurrent.LAYER:
+                op.py_kernels[DispatchKey.Meta] = own[op]
+            elif op in own:
                 for key in hidden or [DispatchKey.Autograd]:
                     op.py_kernels[key] = own[op]
             op._dispatch_cache.clear()

@@ -9,6 +9,10 @@ storage, so the value between them takes no memory beside its successor. Nothing
 plan could use is lost, because the value between can never be worth more than the one
 made from it: both have the same size, and nothing else reads it.
 
+A softmax along rows that lie one behind the other writes each row only after it has
+read it, on the CPU, and so does its backward: they too go over their argument. That
+leaves one copy of a language model's logits where there were two.
+
 An elementwise op may read more than the value it overwrites. That must then be alive
 when the first of the two runs, which costs memory if it would otherwise be made again
 in between. So it has to be something that is alive there anyway, or the first op has to
@@ -18,14 +22,13 @@ read no more bytes than it makes: then it may as well wait.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import fx
 
-if TYPE_CHECKING:
-    from lowtide.engine.capture.piece import Piece, PieceOp
+from lowtide.engine.capture.piece import Follower, Piece, PieceOp
 
 aten = torch.ops.aten
 
@@ -35,21 +38,13 @@ _ALSO_ELEMENTWISE = frozenset(
     "hardswish".split()
 )
 
-
-@dataclass(frozen=True, slots=True)
-class Follower:
-    """An elementwise op that runs right behind another and overwrites its result.
-
-    `target` is the in-place form of `node`'s op; it takes what it overwrites, which is
-    `argument`, as its first argument, or once more under the keyword `out`. `over` is
-    the storage that its result replaces.
-    """
-
-    node: fx.Node
-    target: Any
-    argument: fx.Node
-    over: int
-    out: str = ""
+# Which read a row before they write it, and where they are told the dimension.
+_BY_ROWS = {
+    "_softmax": 1,
+    "_log_softmax": 1,
+    "_softmax_backward_data": 2,
+    "_log_softmax_backward_data": 2,
+}
 
 
 def fold_in_place(piece: Piece, kept: frozenset[int]) -> dict[int, int]:
@@ -99,7 +94,7 @@ class _Fold:
 
     def follower(self, op: PieceOp) -> Follower | None:
         """How this op can follow one of those before it, if it can."""
-        if op.once or len(op.writes) != 1 or not _is_elementwise(op.node):
+        if op.once or len(op.writes) != 1 or not _can_write_over(op.node):
             return None
         makers = {s: self.maker[s] for s in op.reads if s in self.maker}
         if not makers:
@@ -113,15 +108,12 @@ class _Fold:
             or over in self.kept
             or self.num_readers[over] != 1
             or first.is_forward != op.is_forward
-            or not _may_be_followed(first)
+            or not _is_own(first.node.target)
             or not self.is_free(op, first, over)
         ):
             return None
         form = _in_place_form(op.node, argument)
-        if form is None:
-            return None
-        target, out = form
-        return Follower(op.node, target, argument, over, out)
+        return Follower(op.node, argument, over, *form) if form else None
 
     def argument(self, op: PieceOp, over: int) -> fx.Node | None:
         """The one argument in this storage, if the result fits exactly over it."""
@@ -181,23 +173,27 @@ def _joined(first: PieceOp, op: PieceOp, follower: Follower) -> PieceOp:
     )
 
 
-def _may_be_followed(op: PieceOp) -> bool:
+def _is_own(target: Any) -> bool:
     """Whether it is torch's own, whose results are new memory for certain."""
-    target = op.node.target
     return isinstance(target, torch._ops.OpOverload) and target.namespace == "aten"
 
 
-def _is_elementwise(node: fx.Node) -> bool:
-    target = node.target
-    return (
-        isinstance(target, torch._ops.OpOverload)
-        and target.namespace == "aten"
-        and isinstance(node.meta["val"], torch.Tensor)
-        and (
-            torch.Tag.pointwise in target.tags
-            or target._schema.name.removeprefix("aten::") in _ALSO_ELEMENTWISE
-        )
-    )
+def _can_write_over(node: fx.Node) -> bool:
+    """Whether it reads each place, or each row, for the last time before writing it."""
+    target: Any = node.target
+    if not _is_own(target) or not isinstance(node.meta["val"], torch.Tensor):
+        return False
+    is_elementwise = torch.Tag.pointwise in target.tags
+    return is_elementwise or _name(target) in _ALSO_ELEMENTWISE or _is_by_rows(node)
+
+
+def _is_by_rows(node: fx.Node) -> bool:
+    target: Any = node.target
+    place = _BY_ROWS.get(_name(target))
+    made = node.meta["val"]
+    if place is None or made.device.type != "cpu" or not made.is_contiguous():
+        return False
+    return node.args[place] in (-1, made.dim() - 1)
 
 
 def _in_place_form(node: fx.Node, argument: fx.Node) -> tuple[Any, str] | None:
@@ -207,7 +203,7 @@ def _in_place_form(node: fx.Node, argument: fx.Node) -> tuple[Any, str] | None:
     """
     target: Any = node.target
     device = argument.meta["val"].device.type
-    name = target._schema.name.removeprefix("aten::")
+    name = _name(target)
     if node.args and node.args[0] is argument:
         packet = getattr(aten, f"{name}_", None)
         if packet is not None and target._overloadname in packet.overloads():
@@ -226,6 +222,10 @@ def _in_place_form(node: fx.Node, argument: fx.Node) -> tuple[Any, str] | None:
         ):
             return found, outs[0]
     return None
+
+
+def _name(op: Any) -> str:
+    return op._schema.name.removeprefix("aten::")
 
 
 def _names(op: Any) -> list[str]:

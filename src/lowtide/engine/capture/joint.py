@@ -11,10 +11,13 @@ What the analysis decides:
 * Every other call is an op. It may run again unless it draws random numbers, changes
   state, reads state that the step changes, or talks to other processes.
 * An elementwise op that is the only reader of the result of another is folded into that
-  one, and writes over it (see `_fold.py`).
+  one, and writes over it (see `fold.py`).
 * Two kinds of ops that may not run again have a stand-in that may: a random op is
   replayed from the generator state it started with, and a training-mode batch norm is
-  computed without its running statistics.
+  computed without its running statistics. What dropout drops is dropped again by its
+  mask alone.
+* Masks and indices that the backward reads have a packed copy (see `packing.py`), and a
+  stand-in that makes them again from it.
 """
 
 from __future__ import annotations
@@ -30,20 +33,24 @@ from torch._functorch._aot_autograd.descriptors import (
     InputMutationAOTOutput,
     PlainAOTInput,
 )
-from torch.utils import _pytree as pytree
 
+from lowtide.engine.capture.call import source_of
 from lowtide.engine.capture.fold import fold_in_place
-from lowtide.engine.capture.naming import source_of
 from lowtide.engine.capture.piece import (
     NUMBERS,
+    UPDATES,
+    Packed,
     Piece,
     PieceOp,
-    PieceStorage,
     tensors_of,
 )
+from lowtide.engine.capture.shapes import formulas_of
+from lowtide.engine.capture.tensors import result_bytes, storage_key, storage_record
+from lowtide.engine.capture.zeros import made_from, outputs_of
 from lowtide.engine.draws import can_draw_again
+from lowtide.engine.packing import packing_of
 from lowtide.errors import CaptureError
-from lowtide.step.graph import Kind
+from lowtide.step.graph import Kind, Storage
 
 aten = torch.ops.aten
 
@@ -57,6 +64,7 @@ UNKNOWN = "is not known to give the same bits again"
 _DETERMINISTIC_NAMESPACES = frozenset(("aten", "prims", "torchvision"))
 
 _BATCH_NORM = aten._native_batch_norm_legit_functional.default
+_DROPOUT = aten.native_dropout.default
 _RNG_STATE_BYTES = {"cpu": 5056, "cuda": 16}
 
 
@@ -76,42 +84,29 @@ def read_joint(
         kinds: What each primal is, by position; "input" where it is not given.
         names: What to call each primal, by position.
         absent_tangents: Positions of tangents that will not arrive; the graph must
-            already be free of them (see `_zeros.py`).
+            already be free of them (see `zeros.py`).
     """
-    return _Reader(
-        joint, num_forward_outputs, kinds or {}, names or {}, absent_tangents
-    ).read()
+    outputs, descriptions = outputs_of(joint)
+    piece = Piece(
+        joint,
+        forward_outputs=outputs[:num_forward_outputs],
+        gradients=outputs[num_forward_outputs:],
+        mutated_inputs=_mutated(descriptions[:num_forward_outputs]),
+        absent_tangents=absent_tangents,
+    )
+    return _Reader(piece, kinds or {}, names or {}, descriptions).read()
 
 
 class _Reader:
     def __init__(
         self,
-        joint: fx.GraphModule,
-        num_forward_outputs: int,
+        piece: Piece,
         kinds: dict[int, Kind],
         names: dict[int, str],
-        absent_tangents: frozenset[int],
+        descriptions: list[Any],
     ) -> None:
-        self.kinds, self.names = kinds, names
-        output = next(n for n in joint.graph.nodes if n.op == "output")
-        flat = pytree.tree_leaves(output.args[0], is_leaf=lambda x: x is None)
-        self.descriptions: list[Any] = list(
-            output.meta.get("desc") or [None] * len(flat)
-        )
-        self.piece = Piece(
-            joint=joint,
-            storages=[],
-            ops=[],
-            storage_of={},
-            views=set(),
-            primals=[],
-            tangents=[],
-            forward_outputs=flat[:num_forward_outputs],
-            gradients=flat[num_forward_outputs:],
-            mutated_inputs=_mutated(self.descriptions[:num_forward_outputs]),
-            held_outputs=(),
-            absent_tangents=absent_tangents,
-        )
+        self.piece, self.kinds, self.names = piece, kinds, names
+        self.descriptions = descriptions
         self.ids: dict[int, int] = {}
         self.changed: set[int] = set()
         self.became: dict[int, int] = {}
@@ -121,7 +116,7 @@ class _Reader:
             if node.op == "placeholder":
                 self.placeholder(node)
             elif node.op == "get_attr":
-                self.storage(node, kind="buffer", resident=True)
+                self.storage(node, "buffer", resident=True)
                 self.remember(node)
             elif node.op == "call_function":
                 self.call(node)
@@ -135,11 +130,13 @@ class _Reader:
 
     # Storages.
 
-    def storage(self, node: fx.Node, *, kind: Kind, resident: bool) -> list[int]:
+    def storage(
+        self, node: fx.Node, kind: Kind, *, resident: bool = False, name: str = ""
+    ) -> list[int]:
         """Register the storages that this node's value brings."""
         new: list[int] = []
-        for value in tensors_of(node):
-            key = value.untyped_storage()._cdata
+        for value, formula in zip(tensors_of(node), formulas_of(node), strict=True):
+            key = storage_key(value)
             if key in self.ids:
                 continue
             if any(not isinstance(d, int) for d in (*value.shape, *value.stride())):
@@ -150,29 +147,25 @@ class _Reader:
                 )
             self.ids[key] = len(self.piece.storages)
             new.append(self.ids[key])
-            self.piece.storages.append(
-                PieceStorage(
-                    name=node.name,
-                    nbytes=int(value.untyped_storage().nbytes()),
-                    kind=kind,
-                    resident=resident,
-                    shape=tuple(int(d) for d in value.shape),
-                    dtype=str(value.dtype).removeprefix("torch."),
-                    base=node if isinstance(node.meta["val"], torch.Tensor) else None,
-                )
-            )
+            given = [t for a in node.all_input_nodes for t in tensors_of(a)]
+            nbytes = int(result_bytes(node.target, given, value))
+            if not isinstance(formula, int):
+                self.piece.formulas[new[-1]] = formula
+            own = (new[-1], name or node.name, nbytes, kind, resident)
+            self.piece.storages.append(storage_record(value, *own))
         return new
 
+    def change(self, s: int, **fields: Any) -> None:
+        self.piece.storages[s] = replace(self.piece.storages[s], **fields)
+
     def remember(self, node: fx.Node) -> None:
-        keys = [v.untyped_storage()._cdata for v in tensors_of(node)]
+        keys = [storage_key(v) for v in tensors_of(node)]
         found = tuple(dict.fromkeys(self.ids[k] for k in keys))
         self.piece.storage_of[node] = found
         for s in found:
             self.piece.nodes_of.setdefault(s, []).append(node)
-            if self.piece.storages[s].base is None and isinstance(
-                node.meta["val"], torch.Tensor
-            ):
-                self.piece.storages[s].base = node
+            if isinstance(node.meta["val"], torch.Tensor):
+                self.piece.bases.setdefault(s, node)
 
     def placeholder(self, node: fx.Node) -> None:
         value = node.meta.get("val")
@@ -183,18 +176,16 @@ class _Reader:
         if not isinstance(value, torch.Tensor):
             raise CaptureError(
                 f"input {node.name} is a {type(value).__name__}, not a tensor",
-                fix="Compile with dynamic=False, so that every shape has its own graph",
+                fix="Pass tensors and numbers",
             )
         if node.name.startswith("tangents"):
             self.piece.tangents.append(node)
-            self.storage(node, kind="temporary", resident=False)
+            self.storage(node, "temporary")
         else:
             position = len(self.piece.primals)
             self.piece.primals.append(node)
             kind = self.kinds.get(position, "input")
-            new = self.storage(node, kind=kind, resident=True)
-            for s in new:
-                self.piece.storages[s].name = self.names.get(position, node.name)
+            self.storage(node, kind, resident=True, name=self.names.get(position, ""))
         self.remember(node)
 
     # Ops.
@@ -202,7 +193,7 @@ class _Reader:
     def call(self, node: fx.Node) -> None:
         piece = self.piece
         reads = self.reads(node)
-        new = self.storage(node, kind="activation", resident=False)
+        new = self.storage(node, "activation")
         self.remember(node)
         is_number = isinstance(node.meta.get("val"), NUMBERS)
         if node.target is operator.getitem or is_number:
@@ -231,39 +222,27 @@ class _Reader:
             if op.once in (RANDOM, CHANGES_STATE, COLLECTIVE) or not op.writes
         ]
         early = [n for n in effects if n.meta.get("partitioner_tag") != "is_backward"]
-        in_forward = self.closure([*piece.forward_outputs, *early])
-        wanted = in_forward | self.closure([*piece.gradients, *effects])
+        in_forward = made_from([*piece.forward_outputs, *early])
+        wanted = in_forward | made_from([*piece.gradients, *effects])
         alive = [op for op in piece.ops if op.node in wanted]
         for op in alive:
             op.is_forward = op.node in in_forward
             if not op.is_forward:
                 for s in op.writes:
-                    piece.storages[s].kind = "temporary"
+                    self.change(s, kind="temporary")
         piece.ops = [op for op in alive if op.is_forward]
         piece.ops += [op for op in alive if not op.is_forward]
 
-    def closure(self, roots: list[Any]) -> set[fx.Node]:
-        seen: set[fx.Node] = set()
-        stack = [r for r in roots if isinstance(r, fx.Node)]
-        while stack:
-            node = stack.pop()
-            if node not in seen:
-                seen.add(node)
-                stack.extend(node.all_input_nodes)
-        return seen
-
     def find_what_reads_changed_state(self) -> None:
         piece = self.piece
-        changed: set[int] = set()
-        for position in piece.mutated_inputs:
-            changed.update(piece.storage_of[piece.primals[position]])
-        self.changed = changed
+        primals = [piece.primals[position] for position in piece.mutated_inputs]
+        self.changed = {s for node in primals for s in piece.storage_of[node]}
         for op in piece.ops:
-            if op.once or changed.isdisjoint(op.reads):
+            if op.once or self.changed.isdisjoint(op.reads):
                 continue
             op.once = READS_CHANGED
             if not op.is_forward:
-                name = piece.storages[min(changed.intersection(op.reads))].name
+                name = piece.storages[min(self.changed.intersection(op.reads))].name
                 raise CaptureError(
                     f"the backward reads {name}, which the forward changes in place",
                     op=op.node.name,
@@ -275,72 +254,117 @@ class _Reader:
         piece = self.piece
         descriptions = self.descriptions[len(piece.forward_outputs) :]
         for node, description in zip(piece.gradients, descriptions, strict=True):
-            if not isinstance(node, fx.Node):
-                continue
-            for s in piece.storage_of[node]:
-                storage = piece.storages[s]
-                if storage.resident:
+            for s in piece.storage_of.get(node, ()):
+                name = piece.storages[s].name
+                if piece.storages[s].resident:
                     continue
-                storage.kind = "gradient"
                 if isinstance(description, GradAOTOutput) and isinstance(
                     description.grad_of, PlainAOTInput
                 ):
-                    position = description.grad_of.idx
-                    storage.name = f"grad of {self.names.get(position, storage.name)}"
+                    name = f"grad of {self.names.get(description.grad_of.idx, name)}"
+                self.change(s, kind="gradient", name=name)
+        for op in piece.ops:
+            if op.once == UPDATES:
+                parameter, gradient = op.reads
+                name = f"grad of {piece.storages[parameter].name}"
+                self.change(gradient, kind="gradient", name=name)
 
     def fold(self) -> None:
         piece = self.piece
-        kept = {
-            s
-            for node in (*piece.forward_outputs, *piece.gradients)
-            if isinstance(node, fx.Node)
-            for s in piece.storage_of[node]
-        }
+        outputs = (*piece.forward_outputs, *piece.gradients)
+        kept = {s for node in outputs for s in piece.storage_of.get(node, ())}
         piece.unfolded = list(piece.ops)
         self.became = fold_in_place(piece, frozenset(kept))
 
     def add_stand_ins(self) -> None:
-        """Put behind each op that has one the form in which it can run again."""
+        """Put behind each op that has some the forms in which it can run again.
+
+        A form comes behind those that make what it reads.
+        """
         ops: list[PieceOp] = []
+        late = {s for op in self.piece.ops if not op.is_forward for s in op.reads}
         for op in self.piece.ops:
-            ops.append(op)
+            op = self.with_packed(op, late)
+            unpacked = [self.unpack(op, packed) for packed in op.packs]
+            again: list[PieceOp] = []
             if op.once == RANDOM:
-                if self.can_replay(op):
-                    ops.append(self.replay(op))
+                # If it draws from torch's generator, and from nothing that changes.
+                if self.changed.isdisjoint(op.reads) and can_draw_again(op.node):
+                    state = self.bytes_of_ours(
+                        f"{op.node.name} generator state",
+                        _RNG_STATE_BYTES.get(tensors_of(op.node)[0].device.type, 5056),
+                    )
+                    again = [self.replay(op, state), *unpacked, *self.masked(op)]
+                    op = replace(op, writes=(*op.writes, state), state=state)
             elif op.node.target is _BATCH_NORM and op.node.args[5] is True:
-                ops.append(self.batch_norm_again(op))
+                again = [self.batch_norm_again(op)]
+            ops += [op, *(again or unpacked)]
         self.piece.ops = ops
 
-    def can_replay(self, op: PieceOp) -> bool:
-        """Whether it draws from torch's generator, and from nothing that changes."""
-        return self.changed.isdisjoint(op.reads) and can_draw_again(op.node)
+    def bytes_of_ours(self, name: str, nbytes: int) -> int:
+        """A new storage for something that the captured graph does not know."""
+        number = len(self.piece.storages)
+        record = Storage(number, name, nbytes, shape=(nbytes,), dtype="uint8")
+        self.piece.storages.append(record)
+        return number
 
-    def replay(self, op: PieceOp) -> PieceOp:
-        device = tensors_of(op.node)[0].device.type
-        state = len(self.piece.storages)
-        self.piece.storages.append(
-            PieceStorage(
-                name=f"{op.node.name} generator state",
-                nbytes=_RNG_STATE_BYTES.get(device, 5056),
-                kind="activation",
-                resident=False,
-                shape=(_RNG_STATE_BYTES.get(device, 5056),),
-                dtype="uint8",
-                base=None,
-                is_rng_state=True,
-            )
+    def with_packed(self, op: PieceOp, late: set[int]) -> PieceOp:
+        """The op with a packed copy of those results that the backward wants.
+
+        Unpacking knows the sizes, so there is none where they are symbols.
+        """
+        packs: list[Packed] = []
+        if not self.piece.formulas.keys().isdisjoint((*op.reads, *op.writes)):
+            return op
+        for s in op.writes if op.is_forward else ():
+            node = self.piece.bases.get(s)
+            if s not in late or node is None or s in self.became.values():
+                continue
+            how = packing_of(op.node, node)
+            if how is not None:
+                packed = self.bytes_of_ours(f"{node.name} packed", how.nbytes)
+                packs.append(Packed(node, s, packed, how))
+        writes = (*op.writes, *(p.packed for p in packs))
+        return replace(op, writes=writes, packs=tuple(packs)) if packs else op
+
+    def unpack(self, op: PieceOp, packed: Packed) -> PieceOp:
+        """Make a mask or an index again from its packed copy."""
+        return replace(
+            op,
+            variant="unpack",
+            reads=(packed.packed,),
+            writes=(packed.storage,),
+            once="",
+            then=(),
+            packs=(packed,),
         )
-        reads, writes = (*op.reads, state), op.writes
-        op.writes = (*op.writes, state)
-        return replace(op, variant="replay", reads=reads, writes=writes, once="")
+
+    def replay(self, op: PieceOp, state: int) -> PieceOp:
+        reads = (*op.reads, state)
+        return replace(op, variant="replay", reads=reads, once="", state=state)
+
+    def masked(self, op: PieceOp) -> list[PieceOp]:
+        """Drop again what was dropped, if the mask is there: nothing is drawn."""
+        if op.node.target is not _DROPOUT:
+            return []
+        items = {user.args[1]: user for user in op.node.users}
+        if items.keys() != {0, 1}:
+            return []
+        if items[0].meta["val"].device.type != "cpu":
+            return []
+        (dropped,), (mask,) = (self.piece.storage_of[items[k]] for k in (0, 1))
+        reads, writes = (*op.reads, mask), (self.owner(dropped),)
+        if mask not in op.writes or not set(writes).issubset(op.writes):
+            return []
+        form = {"variant": "masked", "reads": reads, "writes": writes}
+        return [replace(op, **form, once="", packs=())]
 
     def batch_norm_again(self, op: PieceOp) -> PieceOp:
         """Normalise again without touching, or reading, the running statistics."""
         inputs = [a for a in op.node.args[:3] if isinstance(a, fx.Node)]
         inputs += [a for f in op.then for a in f.node.all_input_nodes]
         reads = [s for a in inputs for s in self.piece.storage_of[a]]
-        keys = [v.untyped_storage()._cdata for v in op.node.meta["val"][:3]]
-        made = [self.ids[k] for k in keys]
+        made = [self.ids[storage_key(v)] for v in op.node.meta["val"][:3]]
         return replace(
             op,
             variant="without_statistics",
@@ -358,21 +382,21 @@ class _Reader:
     def hold_outputs(self) -> None:
         """What the caller holds: all of the forward's outputs but new buffer values."""
         piece = self.piece
-        held: dict[int, None] = {}
         descriptions = self.descriptions[: len(piece.forward_outputs)]
-        for node, description in zip(piece.forward_outputs, descriptions, strict=True):
-            if isinstance(node, fx.Node) and not isinstance(
-                description, InputMutationAOTOutput
-            ):
-                held.update(dict.fromkeys(piece.storage_of[node]))
-        for node in piece.gradients:
-            if isinstance(node, fx.Node):
-                held.update(dict.fromkeys(piece.storage_of[node]))
+        values = [
+            node
+            for node, what in zip(piece.forward_outputs, descriptions, strict=True)
+            if not isinstance(what, InputMutationAOTOutput)
+        ]
         # `loss.backward()` makes the gradient of the loss, and holds it to its end.
-        for place, node in enumerate(piece.tangents):
-            if place not in piece.absent_tangents and node.meta["val"].numel() == 1:
-                held.update(dict.fromkeys(piece.storage_of[node]))
-        piece.held_outputs = tuple(s for s in held if not piece.storages[s].resident)
+        ones = [n for n in piece.arriving_tangents if n.meta["val"].numel() == 1]
+        held = dict.fromkeys(
+            s
+            for node in (*values, *piece.gradients, *ones)
+            for s in piece.storage_of.get(node, ())
+            if not piece.storages[s].resident
+        )
+        piece.held_outputs = tuple(held)
 
 
 def _mutated(descriptions: list[Any]) -> dict[int, int]:
@@ -392,10 +416,12 @@ def _why_once(node: fx.Node) -> str:
         return OPAQUE
     if target.namespace in ("_c10d_functional", "c10d_functional", "_dtensor"):
         return COLLECTIVE
+    if target.name() == "lowtide::update_":
+        return UPDATES
     if target._schema.is_mutable:
         return CHANGES_STATE
     if torch.Tag.nondeterministic_seeded in target.tags:
-        return RANDOM if _really_random(node) else ""
+        return RANDOM if _really_random(node, target) else ""
     if not tensors_of(node):
         return CHANGES_STATE  # an assertion or the like: it runs for its effect
     if target.namespace not in _DETERMINISTIC_NAMESPACES:
@@ -403,16 +429,8 @@ def _why_once(node: fx.Node) -> str:
     return ""
 
 
-def _really_random(node: fx.Node) -> bool:
+def _really_random(node: fx.Node, target: torch._ops.OpOverload) -> bool:
     """Attention ops carry the random tag but draw only when they drop out."""
-    for place, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
-        if argument.name == "dropout_p":
-            given = node.kwargs.get("dropout_p")
-            if given is None:
-                given = (
-                    node.args[place]
-                    if place < len(node.args)
-                    else argument.default_value
-                )
-            return bool(given != 0.0)
-    return True
+    given = {a.name: a.default_value for a in target._schema.arguments}
+    given |= dict(zip(given, node.args, strict=False)) | dict(node.kwargs)
+    return given.get("dropout_p") != 0.0

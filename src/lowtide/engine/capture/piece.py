@@ -3,33 +3,51 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import fx
 from torch.types import py_sym_types
-from torch.utils import _pytree as pytree
 
-from lowtide.engine.capture.fold import Follower
-from lowtide.step.graph import Kind, StepGraph
+from lowtide.engine.capture.tensors import tensors_in
+from lowtide.engine.packing import Packing
+from lowtide.step.graph import StepGraph, Storage
 
-Variant = Literal["plain", "replay", "without_statistics"]
+if TYPE_CHECKING:
+    from lowtide.engine.capture.call import Call
+
+Variant = Literal["plain", "replay", "masked", "without_statistics", "unpack"]
 # What a node that holds no tensor may hold: a number, or one that may change.
 NUMBERS = (int, float, *py_sym_types)
 
+# Why an update, whose first argument is the parameter, runs once.
+UPDATES = "updates a parameter"
 
-@dataclass(slots=True)
-class PieceStorage:
-    """A storage of a piece; `base` is the fx node whose value spans it."""
 
-    name: str
-    nbytes: int
-    kind: Kind
-    resident: bool
-    shape: tuple[int, ...]
-    dtype: str
-    base: fx.Node | None
-    is_rng_state: bool = False
+@dataclass(frozen=True, slots=True)
+class Follower:
+    """An elementwise op that runs right behind another and overwrites its result.
+
+    `target` is the in-place form of `node`'s op; it takes what it overwrites, which is
+    `argument`, as its first argument, or once more under the keyword `out`. `over` is
+    the storage that its result replaces.
+    """
+
+    node: fx.Node
+    argument: fx.Node
+    over: int
+    target: Any
+    out: str
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A storage that can be packed into another; `node` is the value that it holds."""
+
+    node: fx.Node
+    storage: int
+    packed: int
+    how: Packing
 
 
 @dataclass(slots=True)
@@ -37,6 +55,9 @@ class PieceOp:
     """An op of a piece: which fx node it runs, and in which form.
 
     `then` are the elementwise ops folded into it, which overwrite one of its results.
+    `state` is the storage of the generator state that a random op starts from, if it
+    can be replayed. `packs` are those of its results of which it can leave a packed
+    copy; an unpacking op makes the one that it has.
     """
 
     node: fx.Node
@@ -46,6 +67,8 @@ class PieceOp:
     once: str = ""
     is_forward: bool = True
     then: tuple[Follower, ...] = ()
+    state: int = -1
+    packs: tuple[Packed, ...] = ()
 
     @property
     def standby(self) -> bool:
@@ -53,36 +76,49 @@ class PieceOp:
         return self.variant != "plain"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Piece:
     """A captured graph with its tables.
 
-    `absent_tangents` are the tangents that this reading of the graph takes to be zero:
+    `bases` holds for a storage the fx node whose value spans it. `absent_tangents` are
+    the tangents that this reading of the graph takes to be zero:
     outputs returned beside a loss that nobody differentiates. `kept_bytes` is what its
     forward keeps for its backward once it is planned, `step` what `step_of` made of
     it. `unfolded` are the ops as eager
-    runs them, each with a result of its own.
+    runs them, each with a result of its own. `formulas` hold the bytes of storages
+    whose sizes are symbols; a piece that `is_resized` has other sizes than
+    its nodes (see `shapes.py`). `calls` is what to measure for the cost of each op of
+    the step, where these are not the calls of the piece's ops.
     """
 
     joint: fx.GraphModule
-    storages: list[PieceStorage]
-    ops: list[PieceOp]
-    storage_of: dict[fx.Node, tuple[int, ...]]
-    views: set[fx.Node]
-    primals: list[fx.Node]
-    tangents: list[fx.Node]
     forward_outputs: list[Any]
     gradients: list[Any]
     mutated_inputs: dict[int, int]
-    held_outputs: tuple[int, ...]
-    absent_tangents: frozenset[int] = frozenset()
+    absent_tangents: frozenset[int]
+    held_outputs: tuple[int, ...] = ()
     kept_bytes: int = 0
     step: StepGraph | None = None
-    unfolded: list[PieceOp] = field(default_factory=list["PieceOp"])
+    storages: list[Storage] = field(default_factory=list)
+    ops: list[PieceOp] = field(default_factory=list)
+    unfolded: list[PieceOp] = field(default_factory=list)
+    primals: list[fx.Node] = field(default_factory=list)
+    tangents: list[fx.Node] = field(default_factory=list)
+    views: set[fx.Node] = field(default_factory=set)
+    storage_of: dict[fx.Node, tuple[int, ...]] = field(default_factory=dict)
     nodes_of: dict[int, list[fx.Node]] = field(default_factory=dict)
+    bases: dict[int, fx.Node] = field(default_factory=dict)
+    formulas: dict[int, Any] = field(default_factory=dict)
+    is_resized: bool = False
+    calls: dict[int, list[Call]] = field(default_factory=dict)
+
+    @property
+    def arriving_tangents(self) -> list[fx.Node]:
+        """The tangents that are not taken to be zero."""
+        absent = self.absent_tangents
+        return [n for place, n in enumerate(self.tangents) if place not in absent]
 
 
 def tensors_of(node: fx.Node) -> list[torch.Tensor]:
     """The (fake) tensors among a node's values."""
-    leaves = pytree.tree_leaves(node.meta.get("val"))
-    return [v for v in leaves if isinstance(v, torch.Tensor)]
+    return tensors_in(node.meta.get("val"))

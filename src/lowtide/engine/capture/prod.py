@@ -13,25 +13,15 @@ import torch
 from torch._C import DispatchKey
 from torch._dispatch.python import no_python_dispatcher
 
-aten = torch.ops.aten
 
-
-def product_kernels() -> dict[torch._ops.OpOverload, Any]:
-    """What to run in place of autograd's kernels while a graph is traced."""
-    return {aten.prod.default: _product, aten.prod.dim_int: _product_along}
-
-
-def _product(tensor: torch.Tensor, *, dtype: torch.dtype | None = None) -> Any:
-    return _Product.apply(tensor, None, False, dtype)
-
-
-def _product_along(
+def product(
     tensor: torch.Tensor,
-    dim: int,
+    dim: int | None = None,
     keepdim: bool = False,
     *,
     dtype: torch.dtype | None = None,
 ) -> Any:
+    """What to run in place of autograd's kernel for `prod` while a graph is traced."""
     return _Product.apply(tensor, dim, keepdim, dtype)
 
 
@@ -45,11 +35,11 @@ def _eager(
 
 class _Product(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: Any, dim: Any, keepdim: Any, dtype: Any) -> Any:
+    def forward(ctx: Any, tensor: Any, *how: Any) -> Any:
         ctx.save_for_backward(tensor)
-        ctx.how = (dim, keepdim, dtype)
+        ctx.how = how
         with torch._C._AutoDispatchBelowAutograd():
-            return _eager(tensor, dim, keepdim, dtype)
+            return _eager(tensor, *how)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:

@@ -11,35 +11,29 @@ needs.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lowtide.engine.capture.piece import Piece
-from lowtide.engine.capture.step import ALIGNMENT_BYTES, step_of
+from lowtide.engine.capture.step import step_of
+from lowtide.engine.capture.tensors import result_bytes, storage_key, tensors_in
 from lowtide.step.graph import Op, Phase, Region, StepGraph, Storage, check_graph
 
 
-@dataclass
-class OutsideCall:
-    """One op that ran outside every piece."""
+class OutsideCall(NamedTuple):
+    """The storages that an op which ran outside every piece read and made."""
 
-    target: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    outputs: Any
     reads: tuple[int, ...]
     writes: tuple[int, ...]
 
 
 @dataclass
 class Visit:
-    """A piece's forward or backward, with the storages that cross its border."""
+    """A piece's forward or backward, with what crosses its border."""
 
     piece: Piece
     phase: Phase
@@ -54,11 +48,14 @@ class Visit:
         return self.inputs[len(self.inputs) - len(self.piece.tangents) :]
 
 
+Stretch = list[OutsideCall]
+
+
 @dataclass
 class Recording:
-    """What happened, in order: stretches outside, and visits to pieces."""
+    """What happened, in order: a stretch outside before each visit, and at the end."""
 
-    events: list[OutsideCall | Visit] = field(default_factory=list[Any])
+    events: list[Stretch | Visit] = field(default_factory=lambda: [[]])
     nbytes: dict[int, int] = field(default_factory=dict[int, int])
 
     @property
@@ -75,11 +72,6 @@ class Recording:
             for e in self.events
             if isinstance(e, Visit) and e.phase == "forward"
         )
-
-    @property
-    def most_visits(self) -> int:
-        """How often the piece that ran most often ran."""
-        return max(self.visits.values(), default=0)
 
 
 class Recorder(TorchDispatchMode):
@@ -99,112 +91,64 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        kwargs = kwargs or {}
-        outputs = func(*args, **kwargs)
+        outputs = func(*args, **(kwargs or {}))
         if not self.inside:
-            self._note(func, args, kwargs, outputs)
+            reads = self.keys((args, kwargs))
+            made = self.keys(outputs, func, tensors_in((args, kwargs)))
+            writes = tuple(k for k in made if k not in reads)
+            stretch = self.recording.events[-1]
+            if writes and isinstance(stretch, list):
+                stretch.append(OutsideCall(reads, writes))
         return outputs
 
-    def _note(self, func: Any, args: Any, kwargs: Any, outputs: Any) -> None:
-        reads = self.keys((args, kwargs))
-        made = self.keys(outputs)
-        writes = tuple(k for k in made if k not in reads)
-        if not writes:
-            return
-        self.recording.events.append(
-            OutsideCall(func, args, kwargs, outputs, reads, writes)
-        )
+    def keys(
+        self, tree: Any, maker: Any = None, given: Sequence[torch.Tensor] = ()
+    ) -> tuple[int, ...]:
+        """The storages of a tree's tensors, which `maker` makes of what it is given.
 
-    def keys(self, tree: Any) -> tuple[int, ...]:
-        """The storages of a tree's tensors; each stays alive, so ids stay apart."""
-        found: dict[int, None] = {}
-        for value in pytree.tree_leaves(tree):
-            if isinstance(value, torch.Tensor):
-                found[self.key(value)] = None
+        Each stays alive, so keys stay apart.
+        """
+        found = {storage_key(v): v for v in tensors_in(tree)}
+        for key, value in found.items():
+            if key not in self.recording.nbytes:
+                self._alive.append(value)
+                self.recording.nbytes[key] = result_bytes(maker, given, value)
         return tuple(found)
 
-    def key(self, value: torch.Tensor) -> int:
-        """The storage of one tensor."""
-        storage = value.untyped_storage()
-        key = int(storage._cdata)
-        if key not in self.recording.nbytes:
-            self._alive.append(value)
-            self.recording.nbytes[key] = int(storage.nbytes())
-        return key
-
     def visit(
-        self, piece: Piece, phase: Phase, inputs: Sequence[Any], outputs: Sequence[Any]
-    ) -> None:
-        """Write down that a piece ran."""
-        self.keys((list(inputs), list(outputs)))
-        self._alive.extend((list(inputs), list(outputs)))
-        self.recording.events.append(Visit(piece, phase, list(inputs), list(outputs)))
-
-    @contextmanager
-    def within(self) -> Iterator[None]:
-        """What runs in this block belongs to a piece."""
+        self, piece: Piece, phase: Phase, values: list[Any], run: Callable[..., Any]
+    ) -> Any:
+        """Let a piece run, and write down that it did."""
+        inputs = list(values)  # the piece empties the list
         self.inside += 1
         try:
-            yield
+            outputs = run(values)
         finally:
             self.inside -= 1
+        visit = Visit(piece, phase, inputs, list(outputs))
+        self.keys((visit.inputs, visit.outputs))
+        self.recording.events += [visit, []]
+        return outputs
 
 
-CostOf = Callable[[OutsideCall], float]
-
-
-def compose(
-    recording: Recording, *, name: str = "step", seconds_of: CostOf | None = None
-) -> StepGraph:
+def compose(recording: Recording, *, name: str = "step") -> StepGraph:
     """One step of all pieces and what runs between them.
 
-    With one piece it is that piece's `step_of`, whose turn carries the time and the
-    scratch of everything outside.
+    With one piece it is that piece's `step_of`, whose turn carries the scratch of
+    everything outside.
     """
     pieces = recording.pieces
-    stretches = _stretches(recording)
-    if len(pieces) == 1:
-        return _one_piece(pieces[0], stretches, recording, name, seconds_of)
-    return _Composer(recording, name, seconds_of).compose(stretches)
-
-
-Stretch = list[OutsideCall]
-
-
-def _stretches(recording: Recording) -> list[Stretch | Visit]:
-    """Events with runs of outside calls put together, one before each visit."""
-    found: list[Stretch | Visit] = []
-    current: Stretch = []
-    for event in recording.events:
-        if isinstance(event, Visit):
-            found += [current, event]
-            current = []
-        else:
-            current.append(event)
-    found.append(current)
-    return found
-
-
-def _one_piece(
-    piece: Piece,
-    stretches: list[Stretch | Visit],
-    recording: Recording,
-    name: str,
-    seconds_of: CostOf | None,
-) -> StepGraph:
-    step = step_of(piece, name=name)
-    between = stretches[2]
+    if len(pieces) > 1:
+        return _Composer(recording, name).compose()
+    step = step_of(pieces[0])
+    between = recording.events[2]
     assert isinstance(between, list)
-    unit = step.alignment_bytes
-    tangents = sum(step.sizes[s] for s in step.ops[step.turn].writes)
-    peak = _stretch_peak(between, set(), recording, unit)
-    turn = replace(
-        step.ops[step.turn],
-        scratch_bytes=max(0, peak - tangents),
-        seconds=_stretch_seconds(between, seconds_of),
-    )
+    turn = step.ops[step.turn]
+    tangents = sum(step.sizes[s] for s in turn.writes)
+    peak = _stretch_peak(between, set(), recording, step.alignment_bytes)
+    turn = replace(turn, scratch_bytes=max(0, peak - tangents))
     ops = (*step.ops[: turn.id], turn, *step.ops[turn.id + 1 :])
-    return replace(step, ops=ops)
+    return replace(step, ops=ops, name=name)
 
 
 def _stretch_peak(
@@ -215,10 +159,7 @@ def _stretch_peak(
     A storage is taken to live until the op after its last use has run: the formulas of
     autograd are C++ expressions, whose temporaries die when the whole expression ends.
     """
-    last: dict[int, int] = {}
-    for place, call in enumerate(stretch):
-        for key in (*call.reads, *call.writes):
-            last[key] = place
+    last = {k: place for place, c in enumerate(stretch) for k in (*c.reads, *c.writes)}
     made: dict[int, int] = {}
     peak = 0
     for place, call in enumerate(stretch):
@@ -226,28 +167,27 @@ def _stretch_peak(
             made[key] = _rounded(recording.nbytes[key], unit)
         peak = max(peak, sum(made.values()))
         # Single numbers stay: the loss itself is in the caller's hands.
-        gone = [k for k in made if last[k] < place and made[k] > unit]
-        for key in gone:
-            if key not in wanted_later:
-                del made[key]
+        made = {
+            k: n
+            for k, n in made.items()
+            if last[k] >= place or n <= unit or k in wanted_later
+        }
     return peak
-
-
-def _stretch_seconds(stretch: Stretch, seconds_of: CostOf | None) -> float:
-    return sum(map(seconds_of, stretch)) if seconds_of else 0.0
 
 
 def _rounded(nbytes: int, unit: int) -> int:
     return -(-nbytes // unit) * unit
 
 
+def _key(value: Any) -> int | None:
+    return storage_key(value) if isinstance(value, torch.Tensor) else None
+
+
 class _Composer:
     """Numbers the storages of several pieces in one list and joins their ops."""
 
-    def __init__(
-        self, recording: Recording, name: str, seconds_of: CostOf | None
-    ) -> None:
-        self.recording, self.name, self.seconds_of = recording, name, seconds_of
+    def __init__(self, recording: Recording, name: str) -> None:
+        self.recording, self.name = recording, name
         self.pieces = recording.pieces
         self.parts = [step_of(p) for p in self.pieces]
         self.unit = max(p.alignment_bytes for p in self.parts)
@@ -258,32 +198,29 @@ class _Composer:
         self.regions: list[Region] = []
         self.ranges = [[p.fingerprint, 0, 0, 0, 0] for p in self.parts]
 
-    def compose(self, stretches: list[Stretch | Visit]) -> StepGraph:
-        later = self.read_later(stretches)
-        for place, event in enumerate(stretches):
+    def compose(self) -> StepGraph:
+        events = self.recording.events
+        later = self.read_later()
+        for place, event in enumerate(events):
             if isinstance(event, Visit):
                 self.visit(event)
             elif place == 0:
                 self.before(event)
-            elif place < len(stretches) - 1:
-                following = stretches[place + 1]
+            elif place < len(events) - 1:
+                following = events[place + 1]
                 assert isinstance(following, Visit)
                 self.outside(event, following, later[place])
         outputs = [self.maps[i][s] for i, p in enumerate(self.parts) for s in p.outputs]
         # What one piece hands to another is held by neither to the end. What a
         # backward takes from its own forward may well be in the caller's hands.
-        handed_on = {
-            self.by_key[k]
-            for event in stretches
-            if isinstance(event, Visit)
-            for v in event.handed
-            if (k := self.key_of(v)) in self.by_key
-        }
+        handed = [v for e in events if isinstance(e, Visit) for v in e.handed]
+        handed_on = {self.by_key[k] for v in handed if (k := _key(v)) in self.by_key}
         held = tuple(
             s
             for s in dict.fromkeys(outputs)
             if not self.storages[s].resident and s not in handed_on
         )
+        extra = _together([part.facts["eager_extra_bytes"] for part in self.parts])
         step = StepGraph(
             ops=tuple(self.ops),
             storages=tuple(self.storages),
@@ -295,34 +232,25 @@ class _Composer:
             notes=(
                 f"the step is {len(self.pieces)} graphs: graph breaks between them",
             ),
-            facts={
-                "pieces": self.ranges,
-                "eager_extra_bytes": max(
-                    part.facts["eager_extra_bytes"] for part in self.parts
-                ),
-            },
+            facts={"pieces": self.ranges, "eager_extra_bytes": extra},
         )
         check_graph(step)
         return step
 
-    def key_of(self, value: Any) -> int | None:
-        if not isinstance(value, torch.Tensor):
-            return None
-        return int(value.untyped_storage()._cdata)
-
-    def read_later(self, stretches: list[Stretch | Visit]) -> list[set[int]]:
+    def read_later(self) -> list[set[int]]:
         """For each place, the storages that any later event reads."""
         found: list[set[int]] = []
         wanted: set[int] = set()
-        for event in reversed(stretches):
+        for event in reversed(self.recording.events):
             found.append(set(wanted))
             if isinstance(event, Visit):
-                wanted.update(k for v in event.inputs if (k := self.key_of(v)))
+                wanted.update(map(storage_key, tensors_in(event.inputs)))
             else:
                 wanted.update(k for call in event for k in call.reads)
         return found[::-1]
 
     def storage(self, key: int | None, template: Storage) -> int:
+        """The number of the storage with this key, which is new if nobody has it."""
         if key is not None and key in self.by_key:
             return self.by_key[key]
         number = len(self.storages)
@@ -333,33 +261,29 @@ class _Composer:
 
     def before(self, stretch: Stretch) -> None:
         """What was made before the first piece is an input of the step."""
-        for call in stretch:
-            for key in call.writes:
-                nbytes = self.recording.nbytes[key]
-                self.storage(
-                    key, Storage(0, "input", nbytes, kind="input", resident=True)
-                )
+        for key in (k for call in stretch for k in call.writes):
+            nbytes = self.recording.nbytes[key]
+            self.storage(key, Storage(0, "input", nbytes, "input", resident=True))
 
     def outside(self, stretch: Stretch, following: Visit, later: set[int]) -> None:
-        index = next(i for i, p in enumerate(self.pieces) if p is following.piece)
+        index = self.pieces.index(following.piece)
         made = dict.fromkeys(k for call in stretch for k in call.writes)
         read = dict.fromkeys(k for call in stretch for k in call.reads)
-        phase = following.phase
-        writes: dict[int, None] = {}
-        for key in made:
-            if key in later:
-                nbytes = self.recording.nbytes[key]
-                kind = "activation" if phase == "forward" else "temporary"
-                template = Storage(0, f"outside {key % 9973}", nbytes, kind=kind)
-                writes[self.storage(key, template)] = None
-        if phase == "backward":
-            writes.update(dict.fromkeys(self.tangents(index, following)))
+        kind = "activation" if following.phase == "forward" else "temporary"
+        writes = [
+            self.storage(
+                key,
+                Storage(0, f"outside {key % 9973}", self.recording.nbytes[key], kind),
+            )
+            for key in made
+            if key in later
+        ]
         reads = [self.by_key[k] for k in read if k in self.by_key and k not in made]
-        if phase == "backward":
-            reads += [
-                self.maps[index][s]
-                for s in self.parts[index].ops[self.parts[index].turn].reads
-            ]
+        if following.phase == "backward":
+            part, mapping = self.parts[index], self.maps[index]
+            writes += self.tangents(index, following)
+            reads += [mapping[s] for s in part.ops[part.turn].reads]
+        writes = list(dict.fromkeys(writes))
         peak = _stretch_peak(stretch, later, self.recording, self.unit)
         remains = sum(_rounded(self.storages[s].nbytes, self.unit) for s in writes)
         self.ops.append(
@@ -369,9 +293,8 @@ class _Composer:
                 target="lowtide::outside",
                 reads=tuple(dict.fromkeys(reads)),
                 writes=tuple(writes),
-                seconds=_stretch_seconds(stretch, self.seconds_of),
                 scratch_bytes=max(0, peak - remains),
-                phase=phase,
+                phase=following.phase,
                 piece=-1,
                 once="runs outside",
                 opens=len(self.regions),
@@ -382,40 +305,34 @@ class _Composer:
     def tangents(self, index: int, visit: Visit) -> list[int]:
         """Storages of the gradients that enter a backward, those nobody else made."""
         piece, mapping = self.pieces[index], self.maps[index]
-        first = len(visit.inputs) - len(piece.tangents)
         fresh: list[int] = []
-        for place, node in enumerate(piece.tangents):
+        for place, (node, value) in enumerate(
+            zip(piece.tangents, visit.handed, strict=True)
+        ):
             if place in piece.absent_tangents:
                 continue
-            key = self.key_of(visit.inputs[first + place])
+            key = _key(value)
             known = key in self.by_key
             for s in piece.storage_of[node]:
-                template = self.parts[index].storages[s]
-                mapping[s] = self.storage(key, template)
+                mapping[s] = self.storage(key, self.parts[index].storages[s])
                 if not known:
                     fresh.append(mapping[s])
         return fresh
 
     def visit(self, visit: Visit) -> None:
-        index = next(i for i, p in enumerate(self.pieces) if p is visit.piece)
+        index = self.pieces.index(visit.piece)
         part, piece, mapping = self.parts[index], self.pieces[index], self.maps[index]
         self.regions.append(Region(index, visit.phase))
         if visit.phase == "forward":
             for node, value in zip(piece.primals, visit.inputs, strict=False):
                 for s in piece.storage_of[node]:
                     if s not in mapping:
-                        known = self.by_key.get(self.key_of(value) or -1)
-                        template = part.storages[s]
-                        mapping[s] = (
-                            known
-                            if known is not None
-                            else self.storage(self.key_of(value), template)
-                        )
-            outputs = zip(piece.forward_outputs, visit.outputs, strict=False)
+                        mapping[s] = self.storage(_key(value), part.storages[s])
+            made = piece.forward_outputs
         else:
-            outputs = zip(piece.gradients, visit.outputs, strict=False)
-        for node, value in outputs:
-            key = self.key_of(value)
+            made = piece.gradients
+        for node, value in zip(made, visit.outputs, strict=False):
+            key = _key(value)
             for s in piece.storage_of.get(node, ()):
                 if key is not None and s not in mapping:
                     mapping[s] = self.storage(key, part.storages[s])
@@ -440,4 +357,6 @@ class _Composer:
         )
 
 
-__all__ = ["ALIGNMENT_BYTES", "Recorder", "Recording", "compose"]
+def _together(extras: Sequence[int]) -> int:
+    """What eager needs beside several graphs: the most for one, less all savings."""
+    return max(0, *extras) + sum(e for e in extras if e < 0)

@@ -5,64 +5,55 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from lowtide.engine.capture.naming import module_of, signature_of, source_of
-from lowtide.engine.capture.piece import Piece, PieceOp, tensors_of
-from lowtide.step.graph import FOLDED, Op, Region, StepGraph, Storage, check_graph
+from lowtide.engine.capture.call import calls_of, module_of, source_of
+from lowtide.engine.capture.checkpointed import checkpointed_peak_bytes, part_of
+from lowtide.engine.capture.piece import UPDATES, Piece, PieceOp, tensors_of
+from lowtide.step.graph import FOLDED, Op, Region, StepGraph, check_graph
 
 ALIGNMENT_BYTES = {"cpu": 64, "cuda": 512}
 
 
-def step_of(piece: Piece, *, name: str = "step") -> StepGraph:
+def step_of(piece: Piece) -> StepGraph:
     """The training step that consists of this one piece.
 
     Ops are numbered in baseline order, the turn among them; op k of the step is op k of
     the piece before the turn and op k-1 after it (see `piece_op`). `facts["pieces"]`
     holds for each piece its fingerprint and the ranges of its forward and backward ops,
-    `facts["eager_extra_bytes"]` by how much the peak falls because ops are folded.
+    `facts["eager_extra_bytes"]` by how much eager's peak is above the baseline's: ops
+    are folded here, and parts may be checkpointed there.
     """
     if piece.step is None:
-        piece.step = _whole(piece)
-    return piece.step if name == piece.step.name else replace(piece.step, name=name)
+        step = _step(piece, piece.ops)
+        own = [step.fingerprint, 0, step.turn, step.turn + 1, len(step.ops)]
+        extra = _eager_peak_bytes(piece) - step.baseline_peak_bytes
+        piece.step = replace(step, facts={"pieces": [own], "eager_extra_bytes": extra})
+    return piece.step
 
 
-def _whole(piece: Piece) -> StepGraph:
-    name = "step"
-    step = _step(piece, piece.ops, name)
-    num_forward = sum(op.is_forward for op in piece.ops)
-    own = (step.fingerprint, 0, num_forward, num_forward + 1, len(step.ops))
-    eager = _step(piece, piece.unfolded, name).baseline_peak_bytes
-    extra = max(0, eager - step.baseline_peak_bytes)
-    return replace(step, facts={"pieces": [list(own)], "eager_extra_bytes": extra})
+def _eager_peak_bytes(piece: Piece) -> int:
+    step = _step(piece, piece.unfolded)
+    parts = [part_of(op.node) for op in piece.unfolded]
+    if not any(parts):
+        return step.baseline_peak_bytes
+    parts.insert(step.turn, None)
+    return checkpointed_peak_bytes(step, parts)
 
 
-def _step(piece: Piece, piece_ops: Sequence[PieceOp], name: str) -> StepGraph:
-    device = _device(piece)
-    storages = tuple(
-        Storage(
-            id=i,
-            name=s.name,
-            nbytes=s.nbytes,
-            kind=s.kind,
-            resident=s.resident,
-            shape=s.shape,
-            dtype=s.dtype,
-        )
-        for i, s in enumerate(piece.storages)
-    )
-    ops: list[Op] = []
-    num_forward = sum(op.is_forward for op in piece_ops)
-    for op in piece_ops[:num_forward]:
-        ops.append(_op(op, len(ops)))
-    ops.append(_turn(piece, len(ops)))
-    for op in piece_ops[num_forward:]:
-        ops.append(_op(op, len(ops)))
+def _step(piece: Piece, piece_ops: Sequence[PieceOp]) -> StepGraph:
+    devices = [t.device.type for node in piece.primals for t in tensors_of(node)]
+    device = next((kind for kind in devices if kind != "cpu"), "cpu")
+    forward = [op for op in piece_ops if op.is_forward]
+    backward = piece_ops[len(forward) :]
     step = StepGraph(
-        ops=tuple(ops),
-        storages=storages,
+        ops=(
+            *(_op(op, number) for number, op in enumerate(forward)),
+            turn_of(piece, len(forward)),
+            *(_op(op, number) for number, op in enumerate(backward, len(forward) + 1)),
+        ),
+        storages=tuple(piece.storages),
         outputs=piece.held_outputs,
         regions=(Region(0, "forward"), Region(0, "backward")),
         alignment_bytes=ALIGNMENT_BYTES.get(device, 1),
-        name=name,
         device=device,
     )
     check_graph(step)
@@ -77,12 +68,16 @@ def piece_op(piece: Piece, number: int) -> PieceOp:
 
 
 def _op(op: PieceOp, number: int) -> Op:
-    suffix = {"plain": "", "replay": " again", "without_statistics": " again"}
     nodes = [op.node, *(f.node for f in op.then)]
+    name = FOLDED.join(n.name for n in nodes) + (" again" if op.standby else "")
+    target = FOLDED.join(str(n.target) for n in nodes)
+    if op.variant == "unpack":
+        (packed,) = op.packs
+        name, target = f"{packed.node.name} unpacked", "lowtide::unpack"
     return Op(
         id=number,
-        name=FOLDED.join(n.name for n in nodes) + suffix[op.variant],
-        target=FOLDED.join(str(n.target) for n in nodes),
+        name=name,
+        target=target,
         reads=op.reads,
         writes=op.writes,
         phase="forward" if op.is_forward else "backward",
@@ -90,18 +85,16 @@ def _op(op: PieceOp, number: int) -> Op:
         standby=op.standby,
         module=module_of(op.node),
         source=source_of(op.node),
-        signature=signature_of(op),
+        signature=" + ".join(call.signature for call in calls_of(op)),
+        scratch_bytes=op.node.meta.get("temporaries", 0),
+        spends=op.reads[:1] if op.once == UPDATES else (),
     )
 
 
-def _turn(piece: Piece, number: int) -> Op:
+def turn_of(piece: Piece, number: int) -> Op:
+    """The op that stands for what is outside: the loss, and its first gradients."""
     reads = [s for n in piece.forward_outputs for s in piece.storage_of.get(n, ())]
-    writes = [
-        s
-        for place, n in enumerate(piece.tangents)
-        if place not in piece.absent_tangents
-        for s in piece.storage_of[n]
-    ]
+    writes = [s for n in piece.arriving_tangents for s in piece.storage_of[n]]
     return Op(
         id=number,
         name="turn",
@@ -114,8 +107,3 @@ def _turn(piece: Piece, number: int) -> Op:
         opens=1,
         signature="turn",
     )
-
-
-def _device(piece: Piece) -> str:
-    kinds = [t.device.type for node in piece.primals for t in tensors_of(node)]
-    return next((kind for kind in kinds if kind != "cpu"), "cpu")

@@ -11,54 +11,29 @@ which a zero would reach anything else is left as it is.
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from lowtide.engine.capture.tensors import storage_key
+
 aten = torch.ops.aten
 
 # For each op that maps a zero gradient to zeros: the places of its gradient arguments.
-_LINEAR: dict[Any, tuple[int, ...]] = {
-    overload: (0,)
-    for packet in (
-        aten.view,
-        aten._unsafe_view,
-        aten.reshape,
-        aten.t,
-        aten.transpose,
-        aten.permute,
-        aten.expand,
-        aten.unsqueeze,
-        aten.squeeze,
-        aten.slice,
-        aten.select,
-        aten.clone,
-        aten.detach,
-        aten.alias,
-        aten._to_copy,
-        aten.neg,
-        aten.sum,
-        aten.slice_backward,
-        aten.select_backward,
-        aten.native_dropout_backward,
-        aten.native_layer_norm_backward,
-        aten.tanh_backward,
-        aten.gelu_backward,
-        aten.silu_backward,
-        aten.threshold_backward,
-        aten._log_softmax_backward_data,
-        aten._softmax_backward_data,
-        aten.embedding_dense_backward,
-    )
-    for overload in (getattr(packet, o) for o in packet.overloads())
-} | {
-    overload: (0, 1)
-    for packet in (aten.mm, aten.bmm, aten.mul)
-    for overload in (getattr(packet, o) for o in packet.overloads())
+_LINEAR: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys(
+        "view _unsafe_view reshape t transpose permute expand unsqueeze squeeze slice "
+        "select clone detach alias _to_copy neg div sum slice_backward select_backward "
+        "native_dropout_backward native_layer_norm_backward tanh_backward "
+        "gelu_backward silu_backward threshold_backward _log_softmax_backward_data "
+        "_softmax_backward_data embedding_dense_backward".split(),
+        (0,),
+    ),
+    **dict.fromkeys(("mm", "bmm", "mul"), (0, 1)),
 }
-_DIVIDE = {getattr(aten.div, o) for o in aten.div.overloads()}
 _ADD = aten.add.Tensor
 
 
@@ -78,36 +53,37 @@ def guess_absent(joint: fx.GraphModule) -> frozenset[int]:
     outputs = _differentiated(joint)
     if len(outputs) != len(tangents):
         return frozenset()
-    below = _ancestors(outputs[loss])
+    below = made_from(outputs[loss].all_input_nodes)
     others = [i for i in range(len(tangents)) if i != loss]
     if any(below.isdisjoint(_same_values(outputs[i])) for i in others):
         return frozenset()
     return frozenset(others)
 
 
-def _differentiated(joint: fx.GraphModule) -> list[fx.Node]:
-    """The forward's outputs that have a tangent, in the order of the tangents."""
+def outputs_of(joint: fx.GraphModule) -> tuple[list[Any], list[Any]]:
+    """A joint graph's outputs, and what torch says that each of them is."""
     (output,) = joint.graph.find_nodes(op="output")
     flat = pytree.tree_leaves(output.args[0], is_leaf=lambda x: x is None)
-    descriptions = output.meta.get("desc") or [None] * len(flat)
+    return flat, list(output.meta.get("desc") or [None] * len(flat))
+
+
+def _differentiated(joint: fx.GraphModule) -> list[fx.Node]:
+    """The forward's outputs that have a tangent, in the order of the tangents."""
+    flat, descriptions = outputs_of(joint)
     named = dict(zip(descriptions, flat, strict=True))
-    found: list[fx.Node] = []
-    for tangent in _tangents(joint):
-        description = getattr(tangent.meta.get("desc"), "output", None)
-        node = named.get(description)
-        if isinstance(node, fx.Node):
-            found.append(node)
-    return found
+    wanted = [getattr(t.meta.get("desc"), "output", None) for t in _tangents(joint)]
+    return [n for d in wanted if isinstance(n := named.get(d), fx.Node)]
 
 
-def _ancestors(node: fx.Node) -> set[fx.Node]:
+def made_from(roots: Sequence[Any]) -> set[fx.Node]:
+    """The nodes among the roots, and all that these are computed from."""
     seen: set[fx.Node] = set()
-    stack = [node]
+    stack = [r for r in roots if isinstance(r, fx.Node)]
     while stack:
-        for source in stack.pop().all_input_nodes:
-            if source not in seen:
-                seen.add(source)
-                stack.append(source)
+        node = stack.pop()
+        if node not in seen:
+            seen.add(node)
+            stack.extend(node.all_input_nodes)
     return seen
 
 
@@ -125,9 +101,7 @@ def _same_values(node: fx.Node) -> set[fx.Node]:
 
 def _storage(node: fx.Node) -> int | None:
     value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor):
-        return None
-    return int(value.untyped_storage()._cdata)
+    return storage_key(value) if isinstance(value, torch.Tensor) else None
 
 
 def without_tangents(
@@ -140,13 +114,19 @@ def without_tangents(
     graph = fx.Graph()
     values: dict[fx.Node, fx.Node] = {}
     zero = {n for i, n in enumerate(_tangents(joint)) if i in absent}
-    tangents = set(zero)
     for node in joint.graph.nodes:
-        if node in tangents or node.op in ("placeholder", "get_attr"):
+        if node.op in ("placeholder", "get_attr"):
             values[node] = graph.node_copy(node)
             continue
         if node.op == "output":
-            return _finish(joint, graph, node, values, zero)
+            # A parameter that only feeds what is not differentiated gets no gradient
+            # in eager.
+            outputs = fx.map_arg(
+                node.args[0], lambda n: None if n in zero else values[n]
+            )
+            graph.output(outputs).meta = dict(node.meta)
+            graph.eliminate_dead_code(is_impure_node=_has_effect)
+            return fx.GraphModule(joint, graph)
         touched = [a for a in node.all_input_nodes if a in zero]
         if not touched:
             values[node] = graph.node_copy(node, values.__getitem__)
@@ -165,9 +145,8 @@ def _tangents(joint: fx.GraphModule) -> list[fx.Node]:
 
 
 def _stays_zero(node: fx.Node, zero: set[fx.Node]) -> bool:
-    if node.target in _DIVIDE:
-        return node.args[0] in zero
-    places = _LINEAR.get(node.target, ())
+    schema = getattr(node.target, "_schema", None)
+    places = _LINEAR.get(schema.name.removeprefix("aten::"), ()) if schema else ()
     if any(p < len(node.args) and node.args[p] in zero for p in places):
         return True
     return node.target is _ADD and all(a in zero for a in node.args[:2])
@@ -184,22 +163,6 @@ def _other_term(node: fx.Node, zero: set[fx.Node]) -> fx.Node | None:
     # Its strides may be others than the sum's: those of eager, which adds nothing.
     same = (result.shape, result.dtype) == (term.shape, term.dtype)
     return terms[0] if same else None
-
-
-def _finish(
-    joint: fx.GraphModule,
-    graph: fx.Graph,
-    output: fx.Node,
-    values: dict[fx.Node, fx.Node],
-    zero: set[fx.Node],
-) -> fx.GraphModule | None:
-    # A parameter that only feeds what is not differentiated gets no gradient in eager.
-    made = graph.output(
-        fx.map_arg(output.args[0], lambda n: None if n in zero else values[n])
-    )
-    made.meta = dict(output.meta)
-    graph.eliminate_dead_code(is_impure_node=_has_effect)
-    return fx.GraphModule(joint, graph)
 
 
 def _has_effect(node: fx.Node) -> bool:

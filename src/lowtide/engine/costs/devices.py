@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,20 +32,16 @@ class Device:
     matmul_flops: Mapping[str, float]
     overhead_seconds: float
     memory_bytes: int = 0
+    alignment_bytes: int = 64
     draws_per_second: float = 1e9
     first_touch_seconds_per_byte: float = 0.0
     efficiency: Mapping[str, float] = field(default_factory=dict[str, float])
     source: str = ""
 
-    @property
-    def is_cpu(self) -> bool:
-        """Whether the description is of a processor that shares the host's memory."""
-        return self.name == "cpu" or self.name.startswith("cpu-")
-
 
 def available_devices() -> tuple[str, ...]:
     """Names that `device=` takes for an estimate: shipped, then the user's own."""
-    return tuple({**_read(_SHIPPED), **_own()})
+    return tuple(_known())
 
 
 def find_device(name: str) -> Device:
@@ -61,7 +57,7 @@ def find_device(name: str) -> Device:
         entry = entry.lstrip(":") or next(iter(entries), "")
     else:
         entry = text.lower().replace("_", "-").removeprefix("nvidia-")
-        entries = {**_read(_SHIPPED), **_own()}
+        entries = _known()
         # A real device's name, such as cuda:0, describes no particular model.
         entry = "cpu" if entry.startswith("cpu") and entry not in entries else entry
     if entry not in entries:
@@ -91,7 +87,7 @@ def save_device(device: Device) -> Path:
         raise OutputError(
             _OWN_FILE, "there is no home directory", "Set LOWTIDE_CACHE_DIR to a folder"
         )
-    entries = {**_own(), device.name: _plain(device)}
+    entries = {**_own(), device.name: asdict(device)}
     with contextlib.suppress(OSError):  # writing says what is wrong with the folder
         path.parent.mkdir(parents=True, exist_ok=True)
     text = "".join(_toml(name, entry) for name, entry in entries.items())
@@ -109,15 +105,18 @@ def _device(name: str, entry: Mapping[str, Any]) -> Device:
         ) from error
 
 
-@cache
 def _read(path: Path) -> dict[str, dict[str, Any]]:
     return tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+def _known() -> dict[str, dict[str, Any]]:
+    return {**_read(_SHIPPED), **_own()}
 
 
 def _own() -> dict[str, dict[str, Any]]:
     path = own_file()
     try:
-        return {} if path is None else tomllib.loads(path.read_text(encoding="utf-8"))
+        return {} if path is None else _read(path)
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, ValueError) as error:
@@ -127,7 +126,7 @@ def _own() -> dict[str, dict[str, Any]]:
 
 def _user_file(path: Path) -> dict[str, dict[str, Any]]:
     try:
-        return tomllib.loads(path.expanduser().read_text(encoding="utf-8"))
+        return _read(path.expanduser())
     except (OSError, ValueError) as error:
         raise InvalidArgumentError(
             f"device={str(path)!r}",
@@ -136,21 +135,14 @@ def _user_file(path: Path) -> dict[str, dict[str, Any]]:
         ) from error
 
 
-def _plain(device: Device) -> dict[str, Any]:
-    names = [n for n in Device.__dataclass_fields__ if n != "name"]
-    return {n: getattr(device, n) for n in names}
-
-
 def _toml(name: str, entry: Mapping[str, Any]) -> str:
-    lines = [f"{key} = {_value(value)}" for key, value in entry.items()]
-    return f"[{name}]\n" + "\n".join(lines) + "\n\n"
+    lines = [f"{k} = {_value(v)}\n" for k, v in entry.items() if k != "name"]
+    return f"[{name}]\n" + "".join(lines) + "\n"
 
 
 def _value(value: Any) -> str:
-    if isinstance(value, str):
-        quoted = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
-        return f'"{quoted}"'
     if isinstance(value, Mapping):
         inner = ", ".join(f"{k} = {_value(v)}" for k, v in value.items())
         return f"{{ {inner} }}"
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    # What JSON makes of strings and numbers is TOML as well.
+    return f"{value:.6g}" if isinstance(value, float) else json.dumps(value)

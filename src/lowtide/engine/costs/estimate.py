@@ -31,7 +31,7 @@ _FAMILY = {
     "transcendental": "elementwise",
 }
 # glibc's largest threshold for memory that it maps and unmaps block by block.
-_FRESH_BYTES = 32 << 20
+FRESH_BYTES = 32 << 20
 
 
 def estimate(call: Call, device: Device) -> Cost:
@@ -41,18 +41,22 @@ def estimate(call: Call, device: Device) -> Cost:
 
 def seconds_of(work: Work, device: Device) -> float:
     """Overhead, and the slowest of arithmetic, bytes and draws at their usual speed."""
-    seconds = max(
-        work.flops / peak_flops(work, device),
-        work.nbytes / device.bandwidth_bytes_per_second,
-    )
-    seconds /= efficiency(work.work_class, device)
+    seconds = roofline_seconds(work, device) / efficiency(work.work_class, device)
     drawing = work.draws / device.draws_per_second
     seconds = device.overhead_seconds + max(seconds, drawing)
     # The processor's allocator returns large blocks to the operating system, and gets
     # them back page by page, each cleared at its first touch.
-    if device.first_touch_seconds_per_byte and work.largest_result_bytes > _FRESH_BYTES:
+    if device.first_touch_seconds_per_byte and work.largest_result_bytes > FRESH_BYTES:
         seconds += work.largest_result_bytes * device.first_touch_seconds_per_byte
     return seconds
+
+
+def roofline_seconds(work: Work, device: Device) -> float:
+    """The least that its arithmetic and its bytes take, if nothing gets in the way."""
+    return max(
+        work.flops / peak_flops(work, device),
+        work.nbytes / device.bandwidth_bytes_per_second,
+    )
 
 
 def efficiency(work_class: str, device: Device) -> float:

@@ -8,14 +8,25 @@ Whole numbers that point into another argument (tokens, labels, places) stay wit
 
 from __future__ import annotations
 
+import math
+from functools import cache
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from lowtide.engine.capture.call import Call
+from lowtide.engine.capture.tensors import result_bytes, storage_key, tensors_in
 
 _BLOCK = 1 << 16
+_BYTE_OF_A_NUMBER = 0x3F  # four of them are 0.75 in 32 bits
+_ALONG_AN_AXIS = frozenset(
+    "gather scatter scatter_add scatter_reduce index_select index_add index_copy "
+    "index_fill".split()
+)
+_BY_SEVERAL_INDICES = frozenset(
+    "index _unsafe_index index_put _unsafe_index_put _index_put_impl".split()
+)
 
 
 def span_bytes(tensor: torch.Tensor) -> int:
@@ -28,25 +39,29 @@ def span_bytes(tensor: torch.Tensor) -> int:
 
 def input_tensors(call: Call) -> list[torch.Tensor]:
     """The distinct (fake) tensors among a call's arguments."""
-    leaves = pytree.tree_leaves((call.args, call.kwargs))
-    found = {id(v): v for v in leaves if isinstance(v, torch.Tensor)}
+    found = {id(v): v for v in tensors_in((call.args, call.kwargs))}
     return list(found.values())
 
 
 def output_tensors(call: Call) -> list[torch.Tensor]:
     """The (fake) tensors among a call's results."""
-    leaves = pytree.tree_leaves(call.outputs)
-    return [v for v in leaves if isinstance(v, torch.Tensor)]
+    return tensors_in(call.outputs)
 
 
-def input_bytes(call: Call) -> int:
-    """Bytes of the arguments of a call, each counted once."""
-    return sum(span_bytes(t) for t in input_tensors(call))
+def size_bytes(call: Call) -> int:
+    """Bytes of the arguments of a call, each counted once, and of its results."""
+    return sum(span_bytes(t) for t in (*input_tensors(call), *output_tensors(call)))
 
 
-def output_bytes(call: Call) -> int:
-    """Bytes of the results of a call."""
-    return sum(span_bytes(t) for t in output_tensors(call))
+def fresh_bytes(call: Call) -> int:
+    """Bytes of the results that are not written over an argument."""
+    given = set(map(storage_key, input_tensors(call)))
+    results = {storage_key(t): t for t in output_tensors(call)}
+    return sum(
+        result_bytes(call.target, input_tensors(call), tensor)
+        for key, tensor in results.items()
+        if key not in given
+    )
 
 
 def real_arguments(
@@ -70,6 +85,12 @@ def real_arguments(
         return value
 
     args, kwargs = pytree.tree_map(real, (call.args, call.kwargs))
+    if "native_batch_norm_backward" in str(call.target):
+        # NOTE(torch>=2.13): what a batch norm saves is of its weights' type, which
+        # under autocast is not its images', though the fake says so.
+        like = args[1] if args[2] is None else args[2]
+        saved = [t if t is None else t.to(like.dtype) for t in args[5:7]]
+        args = (*args[:5], *saved, *args[7:])
     return tuple(args), dict(kwargs)
 
 
@@ -85,37 +106,33 @@ def _tensor(
 
 def _fill(flat: torch.Tensor, bound: int | None, whole_number: int) -> None:
     """Fill a flat buffer by repeating one random block: as fast as memory."""
-    dtype = flat.dtype
-    if not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool):
-        if bound is None:
-            flat.fill_(whole_number)
-            return
-        block = (_unit_block(flat.device) * bound).to(dtype).clamp_(0, bound - 1)
-    elif dtype == torch.bool:
-        block = _unit_block(flat.device) > 0.5
+    dtype, block = flat.dtype, _unit_block(flat.device)
+    if dtype == torch.bool:
+        block = block > 0.5
+    elif dtype.is_floating_point or dtype.is_complex:
+        block = (block + 0.5).to(dtype)
+    elif bound is None:
+        # Bytes may be numbers that a kernel left for another: of order one, too.
+        flat.fill_(_BYTE_OF_A_NUMBER if dtype == torch.uint8 else whole_number)
+        return
     else:
-        block = (_unit_block(flat.device) + 0.5).to(dtype)
+        block = (block * bound).to(dtype).clamp_(0, bound - 1)
     whole = flat.numel() // _BLOCK
     if whole:
         flat[: whole * _BLOCK].view(whole, _BLOCK).copy_(block)
     flat[whole * _BLOCK :].copy_(block[: flat.numel() - whole * _BLOCK])
 
 
-_blocks: dict[torch.device, torch.Tensor] = {}
-
-
+@cache
 def _unit_block(device: torch.device) -> torch.Tensor:
     """Numbers in [0, 1) from a generator of our own: the process's stays as it is."""
-    if device not in _blocks:
-        generator = torch.Generator().manual_seed(20)
-        block = torch.rand(_BLOCK, generator=generator, dtype=torch.float64)
-        _blocks[device] = block.to(device)
-    return _blocks[device]
+    generator = torch.Generator().manual_seed(20)
+    return torch.rand(_BLOCK, generator=generator, dtype=torch.float64).to(device)
 
 
 def index_bounds(call: Call) -> dict[int, int]:
     """For the id of each integer argument that points into another, the valid range."""
-    name = getattr(call.target, "__name__", "").split(".")[0]
+    name = getattr(call.target, "__name__", "").split(".")[0].rstrip("_")
     args = call.args
     found: dict[int, int] = {}
 
@@ -124,38 +141,27 @@ def index_bounds(call: Call) -> dict[int, int]:
             found[id(value)] = max(1, int(size))
 
     match name:
-        case "embedding":
+        case "embedding" | "_embedding_bag" | "_embedding_bag_forward_only":
             point(args[1], args[0].shape[0])
         case "embedding_dense_backward":
             point(args[1], args[2])
-        case "_embedding_bag" | "_embedding_bag_forward_only":
-            point(args[1], args[0].shape[0])
-        case "gather" | "scatter" | "scatter_add" | "scatter_reduce" | "index_select":
-            point(args[2], _size(args[0], args[1]))
-        case "index_add" | "index_copy" | "index_fill":
+        case _ if name in _ALONG_AN_AXIS:
             point(args[2], _size(args[0], args[1]))
         case "gather_backward":
             point(args[3], _size(args[1], args[2]))
-        case "index" | "_unsafe_index" | "index_put" | "_unsafe_index_put":
+        case _ if name in _BY_SEVERAL_INDICES:
             for axis, index in enumerate(args[1]):
-                if index is not None:
-                    point(index, args[0].shape[axis])
-        case "index_put_" | "_index_put_impl":
-            for axis, index in enumerate(args[1]):
-                if index is not None:
-                    point(index, args[0].shape[axis])
+                point(index, args[0].shape[axis])
         case "nll_loss_forward" | "nll_loss2d_forward" | "nll_loss_nd":
             point(args[1], args[0].shape[min(1, args[0].dim() - 1)])
         case "nll_loss_backward" | "nll_loss2d_backward":
             point(args[2], args[1].shape[min(1, args[1].dim() - 1)])
         case "max_pool2d_with_indices_backward":
-            point(args[7], args[1].shape[-1] * args[1].shape[-2])
+            point(args[7], math.prod(args[1].shape[-2:]))
         case "max_pool3d_with_indices_backward":
-            point(args[7], args[1].shape[-1] * args[1].shape[-2] * args[1].shape[-3])
+            point(args[7], math.prod(args[1].shape[-3:]))
         case "adaptive_max_pool2d_backward":
-            point(args[2], args[1].shape[-1] * args[1].shape[-2])
-        case _:
-            pass
+            point(args[2], math.prod(args[1].shape[-2:]))
     return found
 
 

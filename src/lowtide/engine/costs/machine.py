@@ -1,20 +1,25 @@
-"""What this machine says of itself: its name, its caches, the bytes a process holds."""
+"""What this machine says of itself: its name, its caches, what is allocated on it."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
+from importlib import import_module
+from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import torch
 
 _DEFAULT_CACHE_BYTES = 32 << 20
 _LARGEST_CACHE_BYTES = 128 << 20
+_autograd: Any = torch.autograd
+_profiler: Any = import_module("torch._C._profiler")
 
 
 @cache
@@ -50,45 +55,97 @@ def cache_bytes(device: torch.device) -> int:
     return min(found or _DEFAULT_CACHE_BYTES, _LARGEST_CACHE_BYTES)
 
 
-@dataclass(slots=True)
-class Peak:
-    """How far a process's bytes rose above where they stood; 0 if it cannot tell."""
+def memory_bytes() -> int:
+    """Bytes of main memory; 0 where the system does not tell."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return 0
 
-    nbytes: int = 0
 
+def count_allocations(run: Callable[[], Any], device: torch.device) -> tuple[Any, int]:
+    """What a function returns, and the most bytes it had allocated at once.
 
-@contextmanager
-def watch_peak() -> Iterator[Peak]:
-    """Count the bytes the process takes inside, at their highest.
-
-    Linux keeps the high-water mark and lets a process reset its own; elsewhere the
-    answer is 0.
+    What it allocates is counted where torch's allocator hands it out, so the number is
+    the same in every run, however little of it is touched and whatever the operating
+    system or the heap keep back.
     """
-    peak = Peak()
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-        before = status_bytes("VmHWM")
-    except OSError:
-        yield peak
-        return
-    yield peak
-    peak.nbytes = max(0, status_bytes("VmHWM") - before)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        result = run()
+        torch.cuda.synchronize(device)
+        return result, torch.cuda.max_memory_allocated(device) - before
+    if not is_counting_possible():
+        # The user's profiler is in the way, but only on this thread.
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(_count_on_cpu, run).result()
+    return _count_on_cpu(run)
 
 
-def release_free_memory() -> None:
-    """Give freed heap pages back, so that what is allocated next is seen to rise."""
-    if (trim := _malloc_trim()) is not None:
-        trim(0)
+def _count_on_cpu(run: Callable[[], Any]) -> tuple[Any, int]:
+    with torch.no_grad():
+        start_counting()
+        try:
+            result = run()
+        finally:
+            changes, _ = stop_counting()
+    return result, max(accumulate(changes), default=0)
 
 
-@cache
-def _malloc_trim() -> ctypes._NamedFuncPointer | None:  # type: ignore[name-defined]
-    if sys.platform != "linux":
-        return None
-    try:
-        return ctypes.CDLL(None).malloc_trim
-    except (OSError, AttributeError):
-        return None  # not glibc
+def is_counting_possible() -> bool:
+    """Whether no profiler runs on this thread."""
+    return not _autograd._profiler_enabled()
+
+
+def start_counting() -> None:
+    """Note what this thread allocates on the CPU from here on.
+
+    NOTE(torch>=2.13,<2.14): the old profiler hands out its memory events as such.
+    """
+    settings = _autograd.ProfilerConfig(
+        _autograd.ProfilerState.CPU,
+        *(False, True, False, False, False),  # of these only profile_memory
+        _profiler._ExperimentalConfig(),
+    )
+    _set_log_level(_ERRORS_ONLY)
+    _autograd._enable_profiler_legacy(settings)
+
+
+def stop_counting(mark: str = "") -> tuple[list[int], list[int]]:
+    """Bytes taken or given back, in order, and how many came before each mark.
+
+    A mark is a `record_function` of that name.
+    """
+    changes: list[int] = []
+    marks: list[int] = []
+    threads = _autograd._disable_profiler_legacy()
+    _set_log_level(_WARNINGS)
+    for thread in threads:
+        for event in thread:
+            if event.kind() == "memory_alloc":
+                changes.append(event.cpu_memory_usage())
+            elif mark and event.kind() == "push" and event.name() == mark:
+                marks.append(len(changes))
+    return changes, marks
+
+
+# Levels of torch's own log.
+_WARNINGS, _ERRORS_ONLY = 1, 2
+
+
+def _set_log_level(level: int) -> None:
+    """Torch would print a line for blocks from before the counting that are freed.
+
+    NOTE(torch>=2.13): there is no other way to it than the variable itself.
+    """
+    with suppress(OSError, ValueError):
+        folder = Path(torch.__file__).parent / "lib"
+        library = ctypes.CDLL(str(folder / "libc10.so"))
+        current = ctypes.c_int.in_dll(library, "FLAGS_caffe2_log_level")
+        if current.value in (_WARNINGS, _ERRORS_ONLY):  # as torch starts, or as we set
+            current.value = level
 
 
 def status_bytes(field: str) -> int:

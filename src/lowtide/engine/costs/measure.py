@@ -16,26 +16,26 @@ at most as large as the cache.
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from lowtide.engine.capture import recurrent
 from lowtide.engine.capture.call import Call
-from lowtide.engine.costs.inputs import input_bytes, output_bytes, real_arguments
-from lowtide.engine.costs.machine import cache_bytes, release_free_memory, watch_peak
+from lowtide.engine.costs.inputs import fresh_bytes, real_arguments, size_bytes
+from lowtide.engine.costs.machine import cache_bytes, count_allocations
 
 # Seconds of timed runs to spend on one group, and how many runs that may be. An op so
 # slow that three runs do not fit gets two: their noise is small beside their length.
 _GROUP_SECONDS = 0.25
 _LEAST_RUNS, _MOST_RUNS = 3, 9
 _SLOW_SECONDS = 0.1
-# Smaller ops have little scratch, and the operating system counts in pages.
-_SCRATCH_FROM_BYTES = 1 << 20
+# Less is the single numbers that almost every op takes.
+_LEAST_SCRATCH_BYTES = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,29 +50,25 @@ class Sample:
 
 
 def measure_calls(
-    calls: Sequence[Call],
-    device: torch.device,
-    *,
-    done: Callable[[Call, Sample], None],
-) -> None:
-    """Measure each call and report it to `done` as soon as it is known.
+    calls: Sequence[Call], device: torch.device, room_bytes: int | None = None
+) -> Iterator[tuple[Call, Sample]]:
+    """Measure each call, and yield it as soon as something is known of it.
 
-    The random-number state of the process is the same afterwards.
+    The random-number state of the process is the same afterwards. A group and what
+    sweeps the cache behind it take no more than `room_bytes`.
     """
-    sweeper = _Sweeper(device)
+    sweeper = _Sweeper(device, room_bytes)
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices), torch.no_grad():
         for group in _groups(calls, sweeper.cache_bytes):
-            samples = _measure_group(group, device, sweeper)
-            for call, sample in zip(group, samples, strict=True):
-                done(call, sample)
+            yield from zip(group, _measure_group(group, device, sweeper), strict=True)
 
 
 def _groups(calls: Sequence[Call], limit_bytes: int) -> list[list[Call]]:
     groups: list[list[Call]] = []
     room = 0
     for call in calls:
-        size = input_bytes(call) + output_bytes(call)
+        size = size_bytes(call)
         if not groups or size > room:
             groups.append([])
             room = limit_bytes
@@ -87,13 +83,16 @@ class _Prepared:
 
     call: Call
     args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] | None = None
+    kwargs: dict[str, Any] = field(default_factory=dict[str, Any])
     error: str = ""
     scratch_bytes: int = 0
     seconds: list[float] = field(default_factory=list[float])
 
     def run(self) -> Any:
-        return self.call.target(*self.args, **(self.kwargs or {}))
+        if self.call.target is recurrent.LAYER:
+            with recurrent.with_workspaces():
+                return self.call.target(*self.args, **self.kwargs)
+        return self.call.target(*self.args, **self.kwargs)
 
     def touch(self) -> None:
         """Bring the first argument into the cache, as the op before it would."""
@@ -109,10 +108,9 @@ class _Prepared:
 def _measure_group(
     group: Sequence[Call], device: torch.device, sweeper: _Sweeper
 ) -> list[Sample]:
-    clock = _clock(device)
+    clock = _CudaClock() if device.type == "cuda" else _HostClock()
     prepared = [_prepare(call, device) for call in group]
-    used = sum(input_bytes(c) + output_bytes(c) for c in group)
-    sweep_bytes = sweeper.cache_bytes - used
+    sweep_bytes = sweeper.cache_bytes - sum(map(size_bytes, group))
     spent, runs = 0.0, 0
     while not _enough(runs, spent) and not all(p.error for p in prepared):
         sweeper.sweep(sweep_bytes)
@@ -149,12 +147,12 @@ def _prepare(call: Call, device: torch.device) -> _Prepared:
     ready = _Prepared(call)
     # Whole numbers of unknown meaning: one divides, and index 0 is always there.
     for whole_number in (1, 0):
-        ready = _Prepared(call)
         try:
             ready.args, ready.kwargs = real_arguments(
                 call, device, whole_number=whole_number
             )
             ready.scratch_bytes = _scratch(ready, device)
+            ready.error = ""
             break
         except Exception as failure:
             ready.fail(failure)
@@ -164,33 +162,13 @@ def _prepare(call: Call, device: torch.device) -> _Prepared:
 def _scratch(p: _Prepared, device: torch.device) -> int:
     """Run the op; return the bytes that it takes beyond its results and gives back.
 
-    The first run may also set things up for good (thread stacks, compiled kernels), so
-    what it seems to take is believed only if a second run takes it too.
+    The first run may also set things up for good (compiled kernels, packed weights), so
+    the second one is counted.
     """
-    if input_bytes(p.call) + output_bytes(p.call) < _SCRATCH_FROM_BYTES:
-        p.run()
-        return 0
-    first = _scratch_once(p, device)
-    return min(first, _scratch_once(p, device)) if first else 0
-
-
-def _scratch_once(p: _Prepared, device: torch.device) -> int:
-    expected = output_bytes(p.call)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-        result = p.run()
-        torch.cuda.synchronize(device)
-        extra = torch.cuda.max_memory_allocated(device) - before - expected
-    else:
-        release_free_memory()
-        with watch_peak() as peak:
-            result = p.run()
-        extra = peak.nbytes - expected
-    del result
-    noise = max(1 << 19, expected // 50)
-    return extra if extra > noise else 0
+    p.run()
+    _, most_bytes = count_allocations(p.run, device)
+    scratch_bytes = most_bytes - fresh_bytes(p.call)
+    return scratch_bytes if scratch_bytes >= _LEAST_SCRATCH_BYTES else 0
 
 
 def _sample(p: _Prepared) -> Sample:
@@ -199,21 +177,22 @@ def _sample(p: _Prepared) -> Sample:
     middle = statistics.median(p.seconds)
     deviation = statistics.median(abs(t - middle) for t in p.seconds)
     spread = deviation / middle if middle > 0 else 0.0
-    if not math.isfinite(middle):
-        return Sample(error=f"took {middle} s")
     return Sample(middle, spread, p.scratch_bytes, len(p.seconds))
 
 
 class _Sweeper:
     """Pushes everything else out of the last-level cache."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, room_bytes: int | None) -> None:
         self.device = device
         self.cache_bytes = cache_bytes(device) * 3 // 4
+        if room_bytes is not None:
+            self.cache_bytes = min(self.cache_bytes, room_bytes // 2)
         self._spare: torch.Tensor | None = None
 
     def sweep(self, nbytes: int) -> None:
         if nbytes <= 0:
+            self._spare = None  # what runs next takes more than a group may
             return
         if self._spare is None:
             length = self.cache_bytes // 4
@@ -266,7 +245,3 @@ class _CudaClock:
     def stop(self) -> list[float]:
         torch.cuda.synchronize()
         return [begin.elapsed_time(end) / 1e3 for begin, end in self._events]
-
-
-def _clock(device: torch.device) -> _HostClock | _CudaClock:
-    return _CudaClock() if device.type == "cuda" else _HostClock()

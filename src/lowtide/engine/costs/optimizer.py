@@ -9,22 +9,23 @@ foreach, fused), and nothing is allocated.
 
 from __future__ import annotations
 
+import gc
 from collections import OrderedDict, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses import FakeTensor, FakeTensorMode
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lowtide.engine.capture.call import Call
+from lowtide.engine.capture.call import Call, show_tensor, signature_of
+from lowtide.engine.capture.tensors import storage_key, storage_record, tensors_in
 from lowtide.engine.costs.cache import Caching
 from lowtide.engine.costs.cost import Cost, How
 from lowtide.engine.costs.prices import Progress, costs
 from lowtide.errors import InvalidArgumentError
-from lowtide.step.graph import Op, Region, StepGraph, Storage, check_graph
+from lowtide.step.graph import Kind, Op, Region, StepGraph, check_graph
 
 _ONCE = "is part of the optimizer's update"
 
@@ -67,8 +68,7 @@ def with_optimizer(
     return _append(step, update, _match(step, update, model), prices)
 
 
-@dataclass(slots=True)
-class _Seen:
+class _Seen(NamedTuple):
     """One call of the update, by the keys of the storages it touches."""
 
     call: Call
@@ -76,43 +76,83 @@ class _Seen:
     writes: tuple[int, ...]
 
 
+class _Trained(NamedTuple):
+    """A parameter that is trained, and the fakes of it and of its gradient."""
+
+    parameter: torch.Tensor
+    fake: Any
+    gradient: Any
+
+
 @dataclass(slots=True)
 class _Update:
     """A watched update. Keys are those of fake storages, which `alive` keeps unique."""
 
-    parameters: list[tuple[torch.Tensor, FakeTensor, FakeTensor]]
+    trained: list[_Trained]
     state: dict[int, tuple[str, torch.Tensor]] = field(default_factory=dict)
     calls: list[_Seen] = field(default_factory=list)
     made: dict[int, torch.Tensor] = field(default_factory=dict)
     alive: list[Any] = field(default_factory=list)
 
 
-def state_bytes(optimizer: torch.optim.Optimizer | None) -> int:
-    """Bytes of optimizer state: what is there, or what its first step will make.
+class UpdateBytes(NamedTuple):
+    """What an optimizer needs: its state for good, more while it updates."""
+
+    state: int
+    temporaries: int
+
+
+def update_bytes(optimizer: torch.optim.Optimizer) -> UpdateBytes:
+    """Bytes of the state that is there or will be made, and of the update's results.
 
     An optimizer whose step needs a closure is taken as it is.
     """
-    if optimizer is None:
-        return 0
-    present = {_key(v): v for v in _tensors(list(optimizer.state.values()))}
-    if not present:
-        try:
-            present = {k: v for k, (_, v) in _watch(optimizer).state.items()}
-        except InvalidArgumentError:
-            return 0
-    return sum(v.untyped_storage().nbytes() for v in present.values())
+    try:
+        update = _watch(optimizer)
+    except InvalidArgumentError:
+        return UpdateBytes(_total(tensors_in(list(optimizer.state.values()))), 0)
+    last = {key: n for n, seen in enumerate(update.calls) for key in seen.reads}
+    live = highest = 0
+    for number, seen in enumerate(update.calls):
+        live += _total(update.made[key] for key in seen.writes)
+        highest = max(highest, live)
+        done = [k for k in (*seen.reads, *seen.writes) if last.get(k, -1) <= number]
+        live -= _total(update.made[k] for k in done if k in update.made)
+    return UpdateBytes(_total(tensor for _, tensor in update.state.values()), highest)
+
+
+def _total(tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes of the tensors, shared storages once."""
+    return sum({storage_key(t): t.untyped_storage().nbytes() for t in tensors}.values())
+
+
+def optimizer_of(modules: Iterable[torch.nn.Module]) -> torch.optim.Optimizer | None:
+    """The optimizer in this process that updates parameters of these modules.
+
+    Of several, the one with the most of them.
+    """
+    own = {id(p) for module in modules for p in module.parameters()}
+
+    def num_own(optimizer: torch.optim.Optimizer) -> int:
+        groups = optimizer.__dict__.get("param_groups", ())
+        return sum(id(p) in own for group in groups for p in group["params"])
+
+    # Not isinstance, which asks lazy objects for a class they would have to load.
+    found = [o for o in gc.get_objects() if issubclass(type(o), torch.optim.Optimizer)]
+    best = max(found, key=num_own, default=None)
+    return best if best is not None and num_own(best) else None
 
 
 def _watch(optimizer: torch.optim.Optimizer) -> _Update:
     mode = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
-    double, parameters = _double(optimizer, mode)
-    update = _Update(parameters)
+    double, trained = _double(optimizer, mode)
+    update = _Update(trained)
     try:
         with _WithoutResult():
-            double.step()
-        update.state = _state(double, parameters)
+            step_without_hooks(double)
+        update.state = _state(double, trained)
         with _Watcher(update):
-            double.step()
+            step_without_hooks(double)
     except (TypeError, RuntimeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InvalidArgumentError(
@@ -123,9 +163,17 @@ def _watch(optimizer: torch.optim.Optimizer) -> _Update:
     return update
 
 
+def step_without_hooks(optimizer: torch.optim.Optimizer) -> None:
+    """The optimizer's own step; hooks on all optimizers are for the user's steps."""
+    step = type(optimizer).step
+    if getattr(step, "hooked", False):
+        step = step.__wrapped__  # type: ignore[attr-defined]
+    step(optimizer)
+
+
 def _double(
     optimizer: torch.optim.Optimizer, mode: FakeTensorMode
-) -> tuple[torch.optim.Optimizer, list[tuple[torch.Tensor, FakeTensor, FakeTensor]]]:
+) -> tuple[torch.optim.Optimizer, list[_Trained]]:
     """The same optimizer over fake parameters, with none of the user's hooks."""
     double: Any = object.__new__(type(optimizer))
     double.__dict__.update(optimizer.__dict__)
@@ -134,22 +182,23 @@ def _double(
     for name in list(double.__dict__):
         if name.endswith("_hooks"):
             double.__dict__[name] = OrderedDict()
-    twins: dict[int, tuple[torch.Tensor, FakeTensor, FakeTensor]] = {}
+    trained: dict[int, _Trained] = {}
     double.param_groups = []
     for group in optimizer.param_groups:
-        trained = [p for p in group["params"] if p.requires_grad]
-        for p in trained:
-            twins[id(p)] = (p, _fake(p, mode), _fake(p, mode))
-            twins[id(p)][1].grad = twins[id(p)][2]
-        fakes = [twins[id(p)][1] for p in trained]
-        double.param_groups.append({**group, **_form(group, trained), "params": fakes})
+        parameters = [p for p in group["params"] if p.requires_grad]
+        for p in parameters:
+            trained[id(p)] = _Trained(p, _fake(p, mode), _fake(p, mode))
+            trained[id(p)].fake.grad = trained[id(p)].gradient
+        fakes = [trained[id(p)].fake for p in parameters]
+        form = _form(group, parameters)
+        double.param_groups.append({**group, **form, "params": fakes})
     double.state = defaultdict(dict)
-    for p, twin, _ in twins.values():
+    for p, fake, _ in trained.values():
         if p in optimizer.state:
-            double.state[twin] = {
+            double.state[fake] = {
                 k: _fake_state(v, mode) for k, v in optimizer.state[p].items()
             }
-    return double, list(twins.values())
+    return double, list(trained.values())
 
 
 def _form(group: Mapping[str, Any], params: list[torch.Tensor]) -> dict[str, Any]:
@@ -170,28 +219,24 @@ def _fake(tensor: torch.Tensor, mode: FakeTensorMode) -> Any:
 def _fake_state(value: Any, mode: FakeTensorMode) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
+    if value.dim():
+        return _fake(value, mode)
     # Step counts are read as numbers, so they stay real.
-    if value.dim() == 0 and not isinstance(value, FakeTensor):
-        return value.detach().clone()
-    if value.dim() == 0:
-        return torch.ones((), dtype=value.dtype)
-    return _fake(value, mode)
+    is_fake = isinstance(value, FakeTensor)
+    return torch.ones((), dtype=value.dtype) if is_fake else value.detach().clone()
 
 
 def _state(
-    double: torch.optim.Optimizer,
-    parameters: list[tuple[torch.Tensor, FakeTensor, FakeTensor]],
+    double: torch.optim.Optimizer, trained: list[_Trained]
 ) -> dict[int, tuple[str, torch.Tensor]]:
     """Every storage of the optimizer's state, named after its entry and parameter."""
-    found: dict[int, tuple[str, torch.Tensor]] = {}
-    places = {id(twin): number for number, (_, twin, _) in enumerate(parameters)}
-    for owner, entries in double.state.items():
-        for name, value in entries.items():
-            for leaf in pytree.tree_leaves(value):
-                if isinstance(leaf, torch.Tensor):
-                    label = f"{name} of {places.get(id(owner), '?')}"
-                    found[_key(leaf)] = (label, leaf)
-    return found
+    places = {id(fake): number for number, (_, fake, _) in enumerate(trained)}
+    return {
+        storage_key(leaf): (f"{name} of {places.get(id(owner), '?')}", leaf)
+        for owner, entries in double.state.items()
+        for name, value in entries.items()
+        for leaf in tensors_in(value)
+    }
 
 
 class _WithoutResult(TorchDispatchMode):
@@ -202,14 +247,10 @@ class _WithoutResult(TorchDispatchMode):
     """
 
     def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        fake = any(isinstance(t, FakeTensor) for t in _tensors((args, kwargs or {})))
-        if fake and func._schema.is_mutable and not func._schema.returns:
+        is_fake = any(isinstance(t, FakeTensor) for t in tensors_in((args, kwargs)))
+        if is_fake and func._schema.is_mutable and not func._schema.returns:
             return None
         return func(*args, **(kwargs or {}))
 
@@ -220,56 +261,37 @@ class _Watcher(_WithoutResult):
     def __init__(self, update: _Update) -> None:
         super().__init__()
         self.update = update
-        self.known = {k for k in update.state}
-        for _, twin, gradient in update.parameters:
-            self.known.update((_key(twin), _key(gradient)))
+        self.known = set(update.state)
+        self.known.update(storage_key(t) for _, *fakes in update.trained for t in fakes)
 
     def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
+        kwargs = kwargs or {}
         result = super().__torch_dispatch__(func, types, args, kwargs)
-        given = _tensors((args, kwargs or {}))
+        given = {storage_key(t): t for t in tensors_in((args, kwargs))}
         # What a real constant of the optimizer's own lends its bytes to is not made.
-        old = self.known.union(map(_key, given))
-        made = [t for t in _tensors(result) if _key(t) not in old]
+        made = {
+            key: t
+            for t in tensors_in(result)
+            if (key := storage_key(t)) not in self.known and key not in given
+        }
         if not made and not func._schema.is_mutable:
             return result  # a view
         self.update.alive.append((given, result))
-        reads = dict.fromkeys(_key(t) for t in given if _key(t) in self.known)
-        for t in made:
-            self.known.add(_key(t))
-            self.update.made[_key(t)] = t
-        call = Call(func, args, kwargs or {}, result, _signature(func, args, kwargs))
-        writes = tuple(dict.fromkeys(_key(t) for t in made))
-        self.update.calls.append(_Seen(call, tuple(reads), writes))
+        reads = tuple(key for key in given if key in self.known)
+        self.known.update(made)
+        self.update.made.update(made)
+        call = Call(func, args, kwargs, result, signature_of(func, args, kwargs, _show))
+        self.update.calls.append(_Seen(call, reads, tuple(made)))
         return result
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
-    return [v for v in pytree.tree_leaves(value) if isinstance(v, torch.Tensor)]
-
-
-def _key(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
-
-
-def _signature(func: Any, args: Any, kwargs: Any) -> str:
-    def show(value: Any) -> str:
-        if isinstance(value, torch.Tensor):
-            dtype = str(value.dtype).removeprefix("torch.")
-            return f"{dtype}{list(value.shape)}{value.stride()}"
-        if isinstance(value, list | tuple):
-            return "[" + ",".join(show(v) for v in value) + "]"
-        # Step sizes differ from step to step and decide nothing about the cost.
-        return "number" if isinstance(value, float) else str(value)
-
-    arguments = [show(a) for a in args]
-    arguments += [f"{k}={show(v)}" for k, v in (kwargs or {}).items()]
-    return f"{func}({', '.join(arguments)})"
+def _show(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return show_tensor(value)
+    # Step sizes differ from step to step and decide nothing about the cost.
+    return "number" if isinstance(value, float) else str(value)
 
 
 def _match(
@@ -279,35 +301,25 @@ def _match(
 
     Parameters that the step does not know (another model's, or frozen) get none.
     """
-    names = (
-        {id(p): n for n, p in model.named_parameters(remove_duplicate=False)}
-        if model is not None
-        else {}
-    )
+    named = model.named_parameters(remove_duplicate=False) if model is not None else ()
+    names = {id(p): name for name, p in named}
     found: dict[int, int] = {}
     taken: set[int] = set()
-    for parameter, twin, gradient in update.parameters:
+    for parameter, fake, gradient in update.trained:
         name = names.get(id(parameter), "")
-        for key, kind, wanted in (
-            (_key(twin), "parameter", name),
-            (_key(gradient), "gradient", f"grad of {name}"),
+        for tensor, kind, wanted in (
+            (fake, "parameter", name),
+            (gradient, "gradient", f"grad of {name}"),
         ):
-            place = _find(step, kind, wanted, tuple(parameter.shape), taken)
-            if place is not None:
-                found[key] = place
-                taken.add(place)
+            free = [s for s in step.storages if s.kind == kind and s.id not in taken]
+            # Gradients are made in about the reverse order, but equal shapes cost the
+            # same.
+            fitting = [s.id for s in free if s.name == wanted]
+            fitting += [s.id for s in free if s.shape == tuple(parameter.shape)]
+            if fitting:
+                found[storage_key(tensor)] = fitting[0]
+                taken.add(fitting[0])
     return found
-
-
-def _find(
-    step: StepGraph, kind: str, name: str, shape: tuple[int, ...], taken: set[int]
-) -> int | None:
-    free = [s for s in step.storages if s.kind == kind and s.id not in taken]
-    for s in free:
-        if s.name == name:
-            return s.id
-    # Gradients are made in about the reverse order, but equal shapes cost the same.
-    return next((s.id for s in free if s.shape == shape), None)
 
 
 def _append(
@@ -315,35 +327,26 @@ def _append(
 ) -> StepGraph:
     storages = list(step.storages)
 
-    def add(key: int, name: str, tensor: torch.Tensor, kind: Any, stays: bool) -> None:
-        place[key] = len(storages)
-        storages.append(
-            Storage(
-                id=len(storages),
-                name=name,
-                nbytes=int(tensor.untyped_storage().nbytes()),
-                kind=kind,
-                resident=stays,
-                shape=tuple(int(d) for d in tensor.shape),
-                dtype=str(tensor.dtype).removeprefix("torch."),
-            )
-        )
+    def add(tensor: torch.Tensor, name: str, kind: Kind, *, stays: bool = True) -> None:
+        key = storage_key(tensor)
+        if key not in place:
+            place[key] = len(storages)
+            own = (place[key], name, tensor.untyped_storage().nbytes(), kind, stays)
+            storages.append(storage_record(tensor, *own))
 
-    for number, (_, twin, gradient) in enumerate(update.parameters):
-        if _key(twin) not in place:
-            add(_key(twin), f"parameter {number}", twin, "parameter", True)
-        if _key(gradient) not in place:
-            add(_key(gradient), f"grad of {number}", gradient, "gradient", True)
+    for number, (_, fake, gradient) in enumerate(update.trained):
+        add(fake, f"parameter {number}", "parameter")
+        add(gradient, f"grad of {number}", "gradient")
     named = {
-        str(number): storages[place[_key(twin)]].name
-        for number, (_, twin, _) in enumerate(update.parameters)
+        str(number): storages[place[storage_key(fake)]].name
+        for number, (_, fake, _) in enumerate(update.trained)
     }
-    for key, (label, tensor) in update.state.items():
+    for label, tensor in update.state.values():
         entry, _, owner = label.rpartition(" of ")
-        name = f"{entry} of {named.get(owner, owner)}"
-        add(key, name, tensor, "optimizer_state", True)
-    for key, tensor in update.made.items():
-        add(key, f"optimizer temporary {len(storages)}", tensor, "temporary", False)
+        add(tensor, f"{entry} of {named.get(owner, owner)}", "optimizer_state")
+    for tensor in update.made.values():
+        name = f"optimizer temporary {len(storages)}"
+        add(tensor, name, "temporary", stays=False)
     ops = list(step.ops)
     for seen, cost in zip(update.calls, prices, strict=True):
         first = len(ops) == len(step.ops)

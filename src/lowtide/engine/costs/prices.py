@@ -16,7 +16,7 @@ from lowtide.engine.costs.devices import Device, find_device
 from lowtide.engine.costs.estimate import estimate
 from lowtide.engine.costs.inputs import input_tensors, output_tensors
 from lowtide.engine.costs.machine import device_name
-from lowtide.engine.costs.measure import Sample, measure_calls
+from lowtide.engine.costs.measure import measure_calls
 from lowtide.errors import InvalidArgumentError
 
 log = logging.getLogger("lowtide.profile")
@@ -24,6 +24,9 @@ log = logging.getLogger("lowtide.profile")
 # How many ops to measure between two writes to the cache: an interrupted profile
 # loses no more than these.
 _STORE_EVERY = 32
+
+# What is measured, and how: costs kept under another number are measured anew.
+_MEASURED_AS = 2
 
 Progress = Callable[[int, int], None]
 
@@ -35,6 +38,7 @@ def costs(
     device: str | torch.device | None = None,
     cache: Caching = True,
     progress: Progress | None = None,
+    room_bytes: int | None = None,
 ) -> list[Cost]:
     """The cost of each call, in order.
 
@@ -48,6 +52,7 @@ def costs(
         cache: Whether measurements are read from and kept on disk; "refresh" measures
             anew what is kept there already.
         progress: Called with the number of distinct calls done and their total.
+        room_bytes: How much a measurement may take, if a single op does not need more.
 
     Raises:
         InvalidArgumentError: `how` or `device` is unknown, or the device is not there.
@@ -59,7 +64,8 @@ def costs(
         if progress is not None:
             progress(len(distinct), len(distinct))
     elif how == "measure":
-        known = _measured(distinct, _real_device(calls, device), cache, progress)
+        real = _real_device(calls, device)
+        known = _measured(distinct, real, cache, progress, room_bytes)
     else:
         raise InvalidArgumentError(
             f"how={how!r}", "there is no such way", 'Use "measure" or "estimate"'
@@ -97,6 +103,7 @@ def _measured(
     device: torch.device,
     cache: Caching,
     progress: Progress | None,
+    room_bytes: int | None,
 ) -> dict[str, Cost]:
     begin = time.perf_counter()
     load = machine_load()
@@ -113,30 +120,31 @@ def _measured(
     unsaved: dict[str, Entry] = {}
     failed: list[str] = []
 
-    def save(least: int) -> None:
-        if disk and len(unsaved) >= least:
-            disk.store(unsaved)
-            unsaved.clear()
-
-    def done(call: Call, sample: Sample) -> None:
-        signature = call.signature
-        if sample.error:
-            failed.append(f"{call.target}: {sample.error}")
-            known[signature] = estimate(call, _stand_in(device))
-        else:
-            cost = Cost(sample.seconds, sample.spread, sample.scratch_bytes)
-            known[signature] = cost
-            unsaved[keys[signature]] = Entry(cost, sample.runs, load)
-        save(_STORE_EVERY)
+    def tell() -> None:
         if progress is not None:
             progress(len(known), len(distinct))
 
-    if progress is not None:
-        progress(len(known), len(distinct))
+    def save() -> None:
+        if disk and unsaved:
+            disk.store(unsaved)
+        unsaved.clear()
+
+    tell()
     try:
-        measure_calls(missing, device, done=done)
+        for call, sample in measure_calls(missing, device, room_bytes):
+            signature = call.signature
+            if sample.error:
+                failed.append(f"{call.target}: {sample.error}")
+                known[signature] = estimate(call, _stand_in(device))
+            else:
+                cost = Cost(sample.seconds, sample.spread, sample.scratch_bytes)
+                known[signature] = cost
+                unsaved[keys[signature]] = Entry(cost, sample.runs, load)
+            if len(unsaved) >= _STORE_EVERY:
+                save()
+            tell()
     finally:
-        save(1)
+        save()
     if failed:
         reasons = list(dict.fromkeys(failed))
         log.warning(
@@ -158,6 +166,7 @@ def _measured(
 def _key(signature: str, device: torch.device) -> str:
     """Everything that a measured time depends on, as one short word."""
     facts = (
+        _MEASURED_AS,
         signature,
         device.type,
         device_name(device),
@@ -174,8 +183,5 @@ def _stand_in(device: torch.device) -> Device:
     """The description used where a measurement failed."""
     if device.type == "cpu":
         return find_device("cpu")
-    name = device_name(device).lower()
-    for known in ("b200", "h200", "h100", "l40s", "l4", "t4", "v100"):
-        if known in name:
-            return find_device(known)
-    return find_device("a100-80gb")
+    name, known = device_name(device).lower(), "b200 h200 h100 l40s l4 t4 v100"
+    return find_device(next((n for n in known.split() if n in name), "a100-80gb"))

@@ -9,48 +9,28 @@ truth, and that rule for the rest.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import flop_registry
 
 from lowtide.engine.capture.call import Call
+from lowtide.engine.capture.tensors import short_dtype, tensors_in
 from lowtide.engine.costs.inputs import input_tensors, output_tensors, span_bytes
-
-WorkClass = Literal[
-    "matmul",
-    "convolution",
-    "convolution_backward",
-    "depthwise",
-    "attention",
-    "attention_backward",
-    "batch_norm",
-    "batch_norm_backward",
-    "layer_norm",
-    "layer_norm_backward",
-    "softmax",
-    "softmax_backward",
-    "pooling",
-    "pooling_backward",
-    "reduction",
-    "indexing",
-    "random",
-    "transcendental",
-    "elementwise",
-]
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
     """The work of one call.
 
-    `flops` runs on the matrix units for matrix products, convolutions and attention,
-    else on the ordinary ones; `dtype` is the type it is done in.
+    `work_class` is a word that device descriptions have an efficiency for. `flops` runs
+    on the matrix units for matrix products, convolutions and attention, else on the
+    ordinary ones; `dtype` is the type it is done in.
     """
 
-    work_class: WorkClass
+    work_class: str
     flops: float
     nbytes: float
     dtype: str = "float32"
@@ -91,63 +71,55 @@ _DRAWS = frozenset(
 )
 
 
+_WITH_BACKWARD = frozenset(
+    "attention convolution batch_norm layer_norm softmax pooling".split()
+)
+_SORTS = frozenset("sort topk argsort kthvalue unique _fft_c2c _fft_r2c".split())
+
+
 def work_of(call: Call) -> Work:
     """The work of a call, whatever op it is. Runs nothing and allocates nothing."""
-    largest = max((span_bytes(t) for t in output_tensors(call)), default=0)
-    return replace(_work(call), largest_result_bytes=largest)
-
-
-def _work(call: Call) -> Work:
     name = name_of(call)
     inputs, outputs = input_tensors(call), output_tensors(call)
-    read = float(sum(span_bytes(t) for t in inputs))
-    written = float(sum(span_bytes(t) for t in outputs))
+    results = [span_bytes(t) for t in outputs]
+    moved = float(sum(span_bytes(t) for t in inputs) + sum(results))
     elements = max((t.numel() for t in (*inputs, *outputs)), default=0)
-    dtype = _dtype(inputs, outputs)
+    made = max((t.numel() for t in outputs), default=0)
+    is_backward = "backward" in name
+    draws = 0
     if "attention" in name or "flex" in name:
-        return _attention(call, name, read + written, dtype)
-    flops = _counted_flops(call)
-    if flops is not None:
-        return Work(_matrix_class(call, name), flops, read + written, dtype)
-    if "norm" in name and "vector_norm" not in name and name != "norm":
+        kind, flops = "attention", _attention(call, is_backward)
+    elif (counted := _counted_flops(call)) is not None:
+        kind, flops = _matrix_class(call, name), counted
+    elif "norm" in name and "vector_norm" not in name and name != "norm":
+        kind = "batch_norm" if "batch" in name or "instance" in name else "layer_norm"
+        flops = (12 if is_backward else 8) * elements
         # The statistics need one pass over the input, the result another.
-        passes = 2 if "backward" in name else 1
-        again = float(sum(span_bytes(t) for t in inputs[:passes]))
-        work = (12 if "backward" in name else 8) * elements
-        return Work(_norm_class(name), work, read + again + written, dtype)
-    if "softmax" in name:
-        if "backward" in name:
-            return Work("softmax_backward", 4 * elements, read + written, dtype)
-        return Work("softmax", (_HEAVY + 4) * elements, read + written, dtype)
-    if "pool" in name:
-        if "backward" in name:
-            return Work("pooling_backward", elements, read + written, dtype)
-        return Work("pooling", _pooling(call, name, elements), read + written, dtype)
-    indexed = _indexing(call, name, inputs, outputs)
-    if indexed is not None:
-        moved = max((t.numel() for t in outputs), default=0)
-        return Work("indexing", moved, indexed, dtype)
-    if name.rstrip("_") in _DRAWS:
-        drawn = outputs[0].numel() if outputs else 0
-        return Work("random", elements, read + written, dtype, draws=drawn)
-    if name in (
-        "sort",
-        "topk",
-        "argsort",
-        "kthvalue",
-        "unique",
-        "_fft_c2c",
-        "_fft_r2c",
-    ):
-        work = 5.0 * elements * max(1.0, math.log2(max(2, elements)))
-        return Work("reduction", work, read + written, dtype)
-    if name in _REDUCTIONS:
-        return Work("reduction", elements, read + written, dtype)
-    per_element = _PER_ELEMENT.get(name.rstrip("_"), 1)
-    if name == "pow" and call.args[1:] and call.args[1] in (2, 3, 0.5, 1):
-        per_element = 2
-    kind = "transcendental" if per_element >= _HEAVY else "elementwise"
-    return Work(kind, per_element * elements, read + written, dtype)
+        moved += sum(span_bytes(t) for t in inputs[: 2 if is_backward else 1])
+    elif "softmax" in name:
+        kind, flops = "softmax", (4 if is_backward else _HEAVY + 4) * elements
+    elif "pool" in name:
+        kind = "pooling"
+        flops = elements if is_backward else _pooling(call, name, elements)
+    elif (indexed := _indexing(name, inputs, outputs)) is not None:
+        kind, flops, moved = "indexing", made, indexed
+    elif name.rstrip("_") in _DRAWS:
+        kind, flops = "random", elements
+        draws = outputs[0].numel() if outputs else 0
+    elif name in _SORTS:
+        kind, flops = "reduction", 5.0 * elements * math.log2(max(2, elements))
+    elif name in _REDUCTIONS:
+        kind, flops = "reduction", elements
+    else:
+        per_element = _PER_ELEMENT.get(name.rstrip("_"), 1)
+        if name == "pow" and call.args[1:] and call.args[1] in (2, 3, 0.5, 1):
+            per_element = 2
+        kind = "transcendental" if per_element >= _HEAVY else "elementwise"
+        flops = per_element * elements
+    if is_backward and kind in _WITH_BACKWARD:
+        kind += "_backward"
+    dtype = _dtype((*inputs, *outputs))
+    return Work(kind, flops, moved, dtype, draws, max(results, default=0))
 
 
 def name_of(call: Call) -> str:
@@ -156,10 +128,10 @@ def name_of(call: Call) -> str:
     return name.split("::")[-1].split(".")[0]
 
 
-def _dtype(inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> str:
-    for tensor in (*inputs, *outputs):
+def _dtype(tensors: Sequence[torch.Tensor]) -> str:
+    for tensor in tensors:
         if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
-            return str(tensor.dtype).removeprefix("torch.")
+            return short_dtype(tensor)
     return "float32"
 
 
@@ -182,21 +154,13 @@ def _convolution(call: Call) -> float:
     NOTE(torch>=2.13): the flop counter multiplies the backward of grouped convolutions
     by the number of groups.
     """
-    if "backward" not in name_of(call):
-        image, weight = call.args[0], call.args[1]
-        places = image if _argument(call, "transposed") else output_tensors(call)[0]
-        return 2.0 * places.numel() * weight.numel() / weight.shape[0]
-    gradient, image, weight = call.args[:3]
-    places = image if _argument(call, "transposed") else gradient
-    directions = sum(bool(wanted) for wanted in call.args[-1][:2])
+    if "backward" in name_of(call):
+        result, image, weight = call.args[:3]
+        directions = sum(bool(wanted) for wanted in call.args[-1][:2])
+    else:
+        image, weight, result, directions = *call.args[:2], output_tensors(call)[0], 1
+    places = image if argument_of(call, "transposed") else result
     return 2.0 * places.numel() * weight.numel() / weight.shape[0] * directions
-
-
-def _norm_class(name: str) -> WorkClass:
-    backward = "backward" in name
-    if "batch" in name or "instance" in name:
-        return "batch_norm_backward" if backward else "batch_norm"
-    return "layer_norm_backward" if backward else "layer_norm"
 
 
 def _linear_algebra(call: Call) -> float | None:
@@ -213,45 +177,29 @@ def _linear_algebra(call: Call) -> float | None:
     return None
 
 
-def _matrix_class(call: Call, name: str) -> WorkClass:
+def _matrix_class(call: Call, name: str) -> str:
     if "conv" not in name:
         return "matmul"
-    groups = next(
-        (a for a in reversed(call.args) if isinstance(a, int) and type(a) is not bool),
-        1,
-    )
-    if groups > 1:
-        return "depthwise"
-    return "convolution_backward" if "backward" in name else "convolution"
+    return "depthwise" if (argument_of(call, "groups") or 1) > 1 else "convolution"
 
 
-def _attention(call: Call, name: str, nbytes: float, dtype: str) -> Work:
+def _attention(call: Call, is_backward: bool) -> float:
     """Two products forward, five backward; half of it if the mask is triangular."""
-    backward = "backward" in name
-    leaves = pytree.tree_leaves((call.args, call.kwargs))
-    tensors = [t for t in leaves if isinstance(t, torch.Tensor) and t.dim() == 4]
-    if len(tensors) < 3 + backward:
-        flops = _counted_flops(call) or 0.0  # sequences of several lengths, packed
-        kind = "attention_backward" if backward else "attention"
-        return Work(kind, flops, nbytes, dtype)
-    query, key, value = tensors[1:4] if backward else tensors[:3]
-    batch_heads = query.shape[0] * query.shape[1]
-    pairs = batch_heads * query.shape[2] * key.shape[2]
+    tensors = [t for t in tensors_in((call.args, call.kwargs)) if t.dim() == 4]
+    if len(tensors) < 3 + is_backward:
+        return _counted_flops(call) or 0.0  # sequences of several lengths, packed
+    query, key, value = tensors[1:4] if is_backward else tensors[:3]
+    pairs = query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2]
     flops = 2.0 * pairs * (query.shape[3] + value.shape[3])
-    flops *= 2.5 if backward else 1.0
-    if _argument(call, "is_causal"):
-        flops /= 2
-    return Work("attention_backward" if backward else "attention", flops, nbytes, dtype)
+    flops *= 2.5 if is_backward else 1.0
+    return flops / 2 if argument_of(call, "is_causal") else flops
 
 
-def _argument(call: Call, wanted: str) -> Any:
+def argument_of(call: Call, wanted: str) -> Any:
+    """The argument of this name, if it is given."""
     schema = getattr(call.target, "_schema", None)
-    if wanted in call.kwargs or schema is None:
-        return call.kwargs.get(wanted)
-    for place, argument in enumerate(schema.arguments):
-        if argument.name == wanted and place < len(call.args):
-            return call.args[place]
-    return None
+    names = [a.name for a in schema.arguments] if schema else []
+    return {**dict(zip(names, call.args, strict=False)), **call.kwargs}.get(wanted)
 
 
 def _pooling(call: Call, name: str, elements: int) -> float:
@@ -264,10 +212,7 @@ def _pooling(call: Call, name: str, elements: int) -> float:
 
 
 def _indexing(
-    call: Call,
-    name: str,
-    inputs: list[torch.Tensor],
-    outputs: list[torch.Tensor],
+    name: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor]
 ) -> float | None:
     """Bytes moved by ops that touch only a part of a table, or None for others."""
     made = float(sum(span_bytes(t) for t in outputs))

@@ -23,9 +23,14 @@ from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan
 from lowtide.step.schedule import sequence_from_kept
 
-_MAX_LABELS = 32
-_FEW_LABELS = 20
+_MOST_WAYS = 32
+_FEW_WAYS = 20
 _MOST_CUTS = 600
+
+# A way to reach a cut: from which other way, and whether the segment between is saved.
+_WAY = np.dtype(
+    [("cut", int), ("kept", int), ("seconds", float), ("before", int), ("saved", int)]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +47,7 @@ class Choice:
         return frozenset(chain.kept(self.cuts, whole))
 
 
-def least_peak(chain: Chain, *, reach: int | None = None) -> Choice:
+def least_peak(chain: Chain, *, reach: int = _MOST_CUTS) -> Choice:
     """The choice of least peak by the tables; `reach` is the longest segment in cuts.
 
     From the last cut back: M(i) = min over j of max(kept by (i, j) + M(j), peak(i, j)),
@@ -53,13 +58,11 @@ def least_peak(chain: Chain, *, reach: int | None = None) -> Choice:
     following = np.zeros(count, np.int64)
     is_saved = np.zeros(count, bool)
     for i in range(count - 2, -1, -1):
-        span = slice(i + 1, count if reach is None else min(count, i + 1 + reach))
-        again = np.maximum(
-            chain.cut_bytes[i, span] + least[span], chain.again_peak[i, span]
-        )
-        saved = np.maximum(
-            chain.saved_bytes[i, span] + least[span], chain.saved_peak[i, span]
-        )
+        span = slice(i + 1, i + 1 + reach)
+        again = chain.cut_bytes[i, span] + least[span]
+        again = np.maximum(again, chain.again_peak[i, span])
+        saved = chain.saved_bytes[i, span] + least[span]
+        saved = np.maximum(saved, chain.saved_peak[i, span])
         both = np.minimum(again, saved)
         best = int(both.argmin())
         least[i] = both[best]
@@ -75,97 +78,65 @@ def least_seconds(
     chain: Chain,
     budget_bytes: int,
     *,
-    reach: int | None = None,
-    max_labels: int = _MAX_LABELS,
+    reach: int = _MOST_CUTS,
+    most_ways: int = _MOST_WAYS,
 ) -> Choice | None:
     """The fastest choice whose peak by the tables is at most the budget, if any.
 
-    Labels (bytes kept, seconds) run from the first cut to the last; at each cut only
-    those that no other beats are held, thinned evenly to `max_labels`.
+    Ways (bytes kept, seconds) run from the first cut to the last; at each cut only
+    those that no other beats are held, thinned evenly to `most_ways`.
     """
-    count = len(chain)
-    labels = [_Labels.start()]
-    for j in range(1, count):
-        low = 0 if reach is None else max(0, j - reach)
-        reached = _extend(chain, labels, (low, j), budget_bytes)
-        labels.append(_unbeaten(reached, max_labels))
-    if not len(labels[-1].kept):
+    ways = np.zeros(1 + (len(chain) - 1) * most_ways, _WAY)
+    ends = [0, 1]
+    for cut in range(1, len(chain)):
+        start, end = ends[max(0, cut - reach)], ends[-1]
+        found = _extended(chain, ways[start:end], cut, budget_bytes)
+        found["before"] += start
+        found = _unbeaten(found, most_ways)
+        ends.append(end + len(found))
+        ways[end : ends[-1]] = found
+    if ends[-2] == ends[-1]:
         return None
-    return _trace(labels, int(labels[-1].seconds.argmin()))
+    at = ends[-2] + int(ways["seconds"][ends[-2] : ends[-1]].argmin())
+    cuts = [len(chain) - 1]
+    saved: list[bool] = []
+    while cuts[-1] > 0:
+        saved.append(bool(ways["saved"][at]))
+        at = int(ways["before"][at])
+        cuts.append(int(ways["cut"][at]))
+    return Choice(tuple(reversed(cuts)), tuple(reversed(saved)))
 
 
-@dataclass(frozen=True, slots=True)
-class _Labels:
-    """Ways to reach one cut, as columns. `cut`, `row` say which label they extend."""
-
-    kept: np.ndarray
-    seconds: np.ndarray
-    cut: np.ndarray
-    row: np.ndarray
-    saved: np.ndarray
-
-    @classmethod
-    def start(cls) -> _Labels:
-        zero = np.zeros(1, np.int64)
-        return cls(zero, np.zeros(1), zero - 1, zero, np.zeros(1, bool))
-
-    def take(self, rows: np.ndarray) -> _Labels:
-        return _Labels(
-            self.kept[rows],
-            self.seconds[rows],
-            self.cut[rows],
-            self.row[rows],
-            self.saved[rows],
-        )
+def _extended(
+    chain: Chain, ways: np.ndarray, cut: int, budget_bytes: int
+) -> np.ndarray:
+    """These ways with one more segment, run again or saved, as far as they fit."""
+    start, kept, number = ways["cut"], ways["kept"], np.arange(len(ways))
+    again = number[kept + chain.again_peak[start, cut] <= budget_bytes]
+    saved = number[kept + chain.saved_peak[start, cut] <= budget_bytes]
+    found = np.empty(len(again) + len(saved), _WAY)
+    found["cut"] = cut
+    found["before"] = both = np.concatenate([again, saved])
+    found["kept"] = kept[both]
+    found["seconds"] = ways["seconds"][both]
+    reruns, saves = found[: len(again)], found[len(again) :]
+    reruns["kept"] += chain.cut_bytes[start[again], cut]
+    reruns["seconds"] += chain.seconds[start[again], cut]
+    saves["kept"] += chain.saved_bytes[start[saved], cut]
+    reruns["saved"], saves["saved"] = False, True
+    return found
 
 
-def _extend(
-    chain: Chain, labels: Sequence[_Labels], span: tuple[int, int], budget: int
-) -> _Labels:
-    low, j = span
-    sources = labels[low:j]
-    lengths = [len(source.kept) for source in sources]
-    cut = np.repeat(np.arange(low, j), lengths)
-    row = np.concatenate([np.arange(n) for n in lengths])
-    kept = np.concatenate([source.kept for source in sources])
-    seconds = np.concatenate([source.seconds for source in sources])
-    again = kept + chain.again_peak[cut, j] <= budget
-    saved = kept + chain.saved_peak[cut, j] <= budget
-    return _Labels(
-        np.concatenate(
-            [
-                (kept + chain.cut_bytes[cut, j])[again],
-                (kept + chain.saved_bytes[cut, j])[saved],
-            ]
-        ),
-        np.concatenate([(seconds + chain.seconds[cut, j])[again], seconds[saved]]),
-        np.concatenate([cut[again], cut[saved]]),
-        np.concatenate([row[again], row[saved]]),
-        np.repeat([False, True], [int(again.sum()), int(saved.sum())]),
-    )
-
-
-def _unbeaten(labels: _Labels, max_labels: int) -> _Labels:
-    order = np.argsort(labels.kept, kind="stable")
-    fastest = np.minimum.accumulate(labels.seconds[order])
+def _unbeaten(ways: np.ndarray, most: int) -> np.ndarray:
+    order = np.argsort(ways["kept"], kind="stable")
+    fastest = np.minimum.accumulate(ways["seconds"][order])
     better = np.ones(len(order), bool)
     better[1:] = fastest[1:] < fastest[:-1]
     order = order[better]
-    if len(order) > max_labels:
-        picks = np.linspace(0, len(order) - 1, max_labels).round().astype(int)
+    if len(order) > most:
+        picks = np.linspace(0, len(order) - 1, most).round().astype(int)
         order = order[picks]
-    return labels.take(order)
-
-
-def _trace(labels: Sequence[_Labels], row: int) -> Choice:
-    cuts = [len(labels) - 1]
-    saved: list[bool] = []
-    while cuts[-1] > 0:
-        here = labels[cuts[-1]]
-        saved.append(bool(here.saved[row]))
-        cuts.append(int(here.cut[row]))
-        row = int(here.row[row])
-    return Choice(tuple(reversed(cuts)), tuple(reversed(saved)))
+    return ways[order]
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,27 +153,21 @@ class Candidate:
         """Add up the tables along the choice."""
         kept = peak = 0
         seconds = 0.0
-        for (i, j), saved in zip(pairwise(choice.cuts), choice.saved, strict=True):
-            if saved:
-                peak = max(peak, kept + int(chain.saved_peak[i, j]))
-                kept += int(chain.saved_bytes[i, j])
-            else:
-                peak = max(peak, kept + int(chain.again_peak[i, j]))
-                kept += int(chain.cut_bytes[i, j])
-                seconds += float(chain.seconds[i, j])
+        for at, saved in zip(pairwise(choice.cuts), choice.saved, strict=True):
+            peaks = chain.saved_peak if saved else chain.again_peak
+            peak = max(peak, kept + int(peaks[at]))
+            kept += int((chain.saved_bytes if saved else chain.cut_bytes)[at])
+            seconds += 0.0 if saved else float(chain.seconds[at])
         return cls(chain, choice, peak, seconds)
 
 
-def ladder(chain: Chain, *, levels: int, reach: int | None = None) -> list[Candidate]:
+def ladder(chain: Chain, *, levels: int, reach: int = _MOST_CUTS) -> list[Candidate]:
     """The best choices for evenly spaced budgets, from least peak to saving all."""
     lowest = Candidate.of(chain, least_peak(chain, reach=reach))
     low, high = lowest.peak_bytes, int(chain.saved_peak[0, -1])
-    found = [lowest]
-    for level in range(levels):
-        choice = least_seconds(chain, low + (high - low) * level // levels, reach=reach)
-        if choice is not None:
-            found.append(Candidate.of(chain, choice))
-    return found
+    budgets = [low + (high - low) * level // levels for level in range(levels)]
+    choices = [least_seconds(chain, budget, reach=reach) for budget in budgets]
+    return [lowest, *(Candidate.of(chain, choice) for choice in choices if choice)]
 
 
 def rich_chain(step: StepGraph, *, max_cuts: int = 192) -> Chain:
@@ -220,7 +185,7 @@ def rich_chain(step: StepGraph, *, max_cuts: int = 192) -> Chain:
     used = {cut for cut, place in enumerate(every.places) if place in narrow}
     for percent in (10, 35, 60, 80):
         budget_bytes = low + (high - low) * percent // 100
-        choice = least_seconds(every, budget_bytes, max_labels=_FEW_LABELS)
+        choice = least_seconds(every, budget_bytes, most_ways=_FEW_WAYS)
         used.update(choice.cuts if choice else ())
     return every.at(sorted(used))
 
@@ -230,18 +195,27 @@ def num_levels(step: StepGraph) -> int:
     return max(16, min(40, 80_000 // (1 + len(step.ops))))
 
 
-def kept_sequences(
-    step: StepGraph, candidates: Iterable[Candidate]
-) -> Iterator[tuple[int, ...]]:
+def sequences_at(chains: Iterable[Chain], levels: int) -> Iterator[list[int]]:
+    """Op sequences that cut chains at all their cuts, for this many budgets each."""
+    ladders = [ladder(chain, levels=levels, reach=1) for chain in chains]
+    return kept_sequences(candidate for found in ladders for candidate in found)
+
+
+def kept_sequences(candidates: Iterable[Candidate]) -> Iterator[list[int]]:
     """Op sequences of the candidates that no other beats in bytes and seconds."""
-    for kept in dict.fromkeys(c.choice.kept(c.chain) for c in _front(candidates)):
-        yield tuple(sequence_from_kept(step, kept))
+    known: set[frozenset[int]] = set()
+    seconds = float("inf")
+    for c in sorted(candidates, key=lambda c: (c.peak_bytes, c.seconds)):
+        if c.seconds < seconds:
+            seconds, kept = c.seconds, c.choice.kept(c.chain)
+            if kept not in known:
+                known.add(kept)
+                yield sequence_from_kept(c.chain.step, kept)
 
 
 def plan_of_sequences(
     step: StepGraph,
-    sequences: Callable[[StepGraph], Iterable[tuple[int, ...]]],
-    *,
+    sequences: Callable[[StepGraph], Iterable[Sequence[int]]],
     planner: str,
     budget_bytes: int | None,
 ) -> Plan:
@@ -252,7 +226,7 @@ def plan_of_sequences(
     """
 
     def simulated() -> list[Tried]:
-        distinct = dict.fromkeys((step.baseline, *sequences(step)))
+        distinct = dict.fromkeys(map(tuple, (step.baseline, *sequences(step))))
         return [Tried.of(step, sequence) for sequence in distinct]
 
     if budget_bytes is not None and step.baseline_peak_bytes <= budget_bytes:
@@ -260,12 +234,3 @@ def plan_of_sequences(
     else:
         tried = recall(step, planner, simulated)
     return best_plan(step, tried, planner=planner, budget_bytes=budget_bytes)
-
-
-def _front(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """The candidates that no other beats, lowest peak first."""
-    front: list[Candidate] = []
-    for c in sorted(candidates, key=lambda c: (c.peak_bytes, c.seconds)):
-        if not front or c.seconds < front[-1].seconds:
-            front.append(c)
-    return front

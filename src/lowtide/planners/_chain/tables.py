@@ -11,117 +11,89 @@ later than that, so plans are still simulated one by one.
 from __future__ import annotations
 
 from bisect import bisect_left
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from lowtide.planners._chain.chain import Chain
-from lowtide.planners._chain.lifetimes import (
-    NEVER,
+from lowtide.planners._lifetimes import (
     Bytes,
     Lifetimes,
     Seconds,
     backward_bytes,
+    bytes_over_time,
 )
 from lowtide.step.remake import missing_cone
 
+TABLES = (
+    "cut_bytes saved_bytes again_peak saved_peak backward_peak pass_bytes fill_bytes "
+    "seconds"
+).split()
 
-class Tables:
-    """The tables of one chain under construction."""
+
+class Segments:
+    """What is summed up for the segments between some cuts."""
 
     def __init__(
         self,
-        lifetimes: Lifetimes,
+        life: Lifetimes,
         places: tuple[int, ...],
-        crossing: list[frozenset[int]],
+        crossing: tuple[frozenset[int], ...],
     ) -> None:
-        self.life = lifetimes
-        self.step = lifetimes.step
-        self.sizes = lifetimes.step.sizes
-        self.num_forward = len(lifetimes.forward)
-        self.places = places
-        self.times = self._times(places, crossing)
-        self.crossing = crossing
-        self.scratch = np.array(
-            [self.step.ops[n].scratch_bytes for n in lifetimes.forward], np.int64
-        )
-        saved = np.zeros(self.num_forward + 1, np.int64)
-        for s in lifetimes.loose:
-            if s in lifetimes.last_backward:
-                saved[lifetimes.born[s] + 1] += self.sizes[s]
-        # By place: bytes made before it that the backward reads.
-        self.saved_before = np.cumsum(saved)
-        self.rerun = _rerun_seconds(lifetimes)
-        needed_by = _needed_by(lifetimes, self.rerun)
-        self.needless = [
-            _needless(lifetimes, self.rerun, needed_by, c) for c in crossing
-        ]
-
-    def _times(
-        self, places: tuple[int, ...], crossing: list[frozenset[int]]
-    ) -> tuple[int, ...]:
-        """The backward time at which what lies before each cut is first needed."""
-        life = self.life
+        self.life, self.places, self.crossing = life, places, crossing
+        self.step, self.sizes = life.step, life.step.sizes
+        self.num_forward = len(life.forward)
+        # The backward time at which what lies before each cut is first needed.
         end = max(1, len(life.backward))
-        births = sorted(
-            (life.born[s], s) for s in life.loose if s in life.first_backward
-        )
-        least, cursor = end, 0
-        times: list[int] = []
-        waiting: list[int] = []
-        for place, crosses in zip(places, crossing, strict=True):
-            while cursor < len(births) and births[cursor][0] < place:
-                waiting.append(births[cursor][1])
-                cursor += 1
-            behind = [life.first_backward[s] for s in waiting if s not in crosses]
-            least = min([least, *behind])
-            waiting = [s for s in waiting if s in crosses]
-            times.append(least)
-        return (*times[:-1], 0)
+        needed = [s for s in life.loose if s in life.first_backward]
+        behind = ([s for s in needed if life.last_forward[s] < p] for p in places[:-1])
+        times = [min((life.first_backward[s] for s in b), default=end) for b in behind]
+        self.times = (*times, 0)
+        # By place: bytes made before it that the backward reads.
+        end = self.num_forward + 1
+        saved = [s for s in life.loose if s in life.last_backward]
+        spans = ((life.born[s] + 1, end, self.sizes[s]) for s in saved)
+        self.saved_before = bytes_over_time(end, spans)
+        self.rerun = self._rerun_seconds()
+        self.readers: dict[int, list[int]] = {}
+        for position, number in enumerate(life.forward):
+            if self.rerun[position] > 0:
+                for s in self.step.ops[number].reads:
+                    self.readers.setdefault(s, []).append(position)
+        self.needless = [self._needless(crosses) for crosses in crossing]
 
-    def chain(self) -> Chain:
-        """All tables."""
-        tables = {
-            name: np.zeros((len(self.places), len(self.places)), np.int64)
-            for name in (
-                "cut_bytes saved_bytes again_peak saved_peak backward_peak "
-                "pass_bytes fill_bytes"
-            ).split()
-        }
+    def tables(self) -> dict[str, Any]:
+        """All tables by name."""
+        count = len(self.places)
+        tables = {name: np.zeros((count, count), np.int64) for name in TABLES[:-1]}
         self._fill_bytes(tables["cut_bytes"], tables["saved_bytes"])
         self._fill_peaks(tables)
-        return Chain(
-            step=self.step,
-            places=self.places,
-            crossing=tuple(self.crossing),
-            times=self.times,
-            seconds=self._seconds(),
-            lifetimes=self.life,
-            **tables,
-        )
+        return {**tables, "seconds": self._seconds()}
+
+    def _cuts_before(self, position: int) -> int:
+        """How many cuts lie before what the op at a forward position makes."""
+        return bisect_left(self.places, position + 1)
 
     def _fill_bytes(self, cut_bytes: Bytes, saved_bytes: Bytes) -> None:
-        life, sizes = self.life, self.sizes
         total = self.saved_before[list(self.places)]
         for j, crosses in enumerate(self.crossing):
             for s in crosses:
                 # New at j for every cut i before which s was not made.
-                before = bisect_left(self.places, life.born[s] + 1)
-                cut_bytes[:before, j] += sizes[s]
-                if s not in life.last_backward:
-                    saved_bytes[:before, j] += sizes[s]
+                before = self._cuts_before(self.life.born[s])
+                cut_bytes[:before, j] += self.sizes[s]
+                if s not in self.life.last_backward:
+                    saved_bytes[:before, j] += self.sizes[s]
             saved_bytes[:, j] += total[j] - total
 
     def _fill_peaks(self, tables: dict[str, Bytes]) -> None:
         during, before, _ = backward_bytes(self.life)
         passing, filling, pinned = self._forward_bytes()
-        pinned += self.step.resident_bytes
         waiting = self._waiting(len(during))
         entering = before[np.minimum(self.times, len(before) - 1)]
         stops, held = self._refill_ends()
         for i, place in enumerate(self.places[:-1]):
-            ends = np.array(self.places[i + 1 :]) - place - 1
-            until = np.maximum(stops[i + 1 :] - place - 1, 0)
+            later = slice(i + 1, None)
+            ends = np.array(self.places[later]) - place - 1
+            until = np.maximum(stops[later] - place - 1, 0)
             pass_i = passing[place:].copy()
             fill_i = filling[place:] - self.saved_before[place]
             for s in self.crossing[i]:
@@ -130,20 +102,20 @@ class Tables:
                 if s not in self.life.last_backward:
                     fill_i[:stop] -= self.sizes[s]
             refill = np.maximum.accumulate(fill_i)
-            tables["pass_bytes"][i, i + 1 :] = np.maximum.accumulate(pass_i)[ends]
-            tables["fill_bytes"][i, i + 1 :] = refill[ends]
             backward = self._backward_peaks(i, during + waiting[i])
-            tables["backward_peak"][i, i + 1 :] = backward
             again = np.maximum.accumulate(pass_i + pinned[place:])[ends]
-            np.maximum(
-                again, refill[until] + entering[i + 1 :] + held[i + 1 :], out=again
-            )
-            tables["again_peak"][i, i + 1 :] = np.maximum(again, backward)
-            tables["saved_peak"][i, i + 1 :] = np.maximum(
-                np.maximum.accumulate(fill_i + pinned[place:])[ends], backward
-            )
+            again = np.maximum(again, refill[until] + entering[later] + held[later])
+            saved = np.maximum.accumulate(fill_i + pinned[place:])[ends]
+            for name, row in {
+                "pass_bytes": np.maximum.accumulate(pass_i)[ends],
+                "fill_bytes": refill[ends],
+                "backward_peak": backward,
+                "again_peak": np.maximum(again, backward),
+                "saved_peak": np.maximum(saved, backward),
+            }.items():
+                tables[name][i, later] = row
 
-    def _refill_ends(self) -> tuple[NDArray[np.int64], Bytes]:
+    def _refill_ends(self) -> tuple[Bytes, Bytes]:
         """For each cut, where running up to it again may stop, and what it holds then.
 
         Ops at the end that only make what crosses the cut do not run again, while what
@@ -152,10 +124,7 @@ class Tables:
         life = self.life
         stops = np.array(self.places, np.int64)
         held = np.zeros(len(self.places), np.int64)
-        for j, (place, crosses) in enumerate(
-            zip(self.places, self.crossing, strict=True)
-        ):
-            stop = place
+        for j, stop in enumerate(self.places):
             while stop > 1 and (
                 stop - 1 in self.needless[j] or self.rerun[stop - 1] <= 0
             ):
@@ -163,9 +132,9 @@ class Tables:
             stops[j] = stop
             held[j] = sum(
                 self.sizes[s]
-                for s in crosses
+                for s in self.crossing[j]
                 if life.born[s] >= stop
-                and life.last_backward.get(s, NEVER) >= self.times[j]
+                and life.last_backward.get(s, -1) >= self.times[j]
             )
         return stops, held
 
@@ -180,26 +149,20 @@ class Tables:
         return peaks
 
     def _forward_bytes(self) -> tuple[Bytes, Bytes, Bytes]:
-        """While each forward op runs: bytes that pass, that fill up, and pinned."""
-        life, sizes = self.life, self.sizes
-        passing = np.zeros(self.num_forward + 2, np.int64)
-        filling = np.zeros_like(passing)
-        pinned = np.zeros_like(passing)
-        for s in life.born:
-            if s in life.pinned:
-                pinned[life.born[s]] += sizes[s]
-                continue
-            stop = max(life.last_forward.get(s, NEVER), life.born[s]) + 1
-            passing[life.born[s]] += sizes[s]
-            passing[stop] -= sizes[s]
-            filling[life.born[s]] += sizes[s]
-            if s not in life.last_backward:
-                filling[stop] -= sizes[s]
-        count = self.num_forward
+        """While each forward op runs: bytes that pass, that fill up, and that stay."""
+        life, count = self.life, self.num_forward
+        scratch = [self.step.ops[number].scratch_bytes for number in life.forward]
+        passing, filling = [], []
+        for s in life.loose:
+            span = life.born[s], life.last_forward[s] + 1, self.sizes[s]
+            passing.append(span)
+            saved = (life.born[s], count, self.sizes[s])
+            filling.append(saved if s in life.last_backward else span)
+        pinned = [(life.born[s], count, self.sizes[s]) for s in life.pinned]
         return (
-            np.cumsum(passing)[:count] + self.scratch,
-            np.cumsum(filling)[:count] + self.scratch,
-            np.cumsum(pinned)[:count],
+            bytes_over_time(count, passing) + np.array(scratch, np.int64),
+            bytes_over_time(count, filling) + np.array(scratch, np.int64),
+            bytes_over_time(count, pinned) + self.step.resident_bytes,
         )
 
     def _waiting(self, num_times: int) -> Bytes:
@@ -207,77 +170,55 @@ class Tables:
         life = self.life
         made = np.zeros((len(self.places) + 1, num_times + 1), np.int64)
         for s in life.loose:
-            last = life.last_backward.get(s)
-            if last is not None:
-                row = bisect_left(self.places, life.born[s] + 1) - 1
-                made[row, last] += self.sizes[s]
+            if s in life.last_backward:
+                row = self._cuts_before(life.born[s]) - 1
+                made[row, life.last_backward[s]] += self.sizes[s]
         by_time = np.cumsum(made[:, ::-1], axis=1)[:, ::-1]
         return np.cumsum(by_time[::-1], axis=0)[::-1][:, :num_times]
 
     def _seconds(self) -> Seconds:
         """Seconds to run each segment again, but for what its end makes needless."""
-        rerun = self.rerun
-        total = np.concatenate([[0.0], np.cumsum(rerun)])[list(self.places)]
+        total = np.concatenate([[0.0], np.cumsum(self.rerun)])[list(self.places)]
         table = np.maximum(total[None, :] - total[:, None], 0.0)
         for j, needless in enumerate(self.needless):
             for position in needless:
-                before = bisect_left(self.places, position + 1)
-                table[:before, j] -= rerun[position]
+                table[: self._cuts_before(position), j] -= self.rerun[position]
         return np.maximum(table, 0.0)
 
+    def _rerun_seconds(self) -> Seconds:
+        """For each forward position, the seconds of making its results again.
 
-def _rerun_seconds(life: Lifetimes) -> Seconds:
-    """For each forward position, the seconds of making its results again.
+        Zero where the backward never needs them again.
+        """
+        step, life = self.step, self.life
+        alive = life.pinned.union(step.resident)
+        needed = set(missing_cone(step, life.first_backward, alive))
+        rerun = np.zeros(self.num_forward)
+        for position, number in enumerate(life.forward):
+            for s in step.ops[number].writes:
+                if step.remakers[s] in needed:
+                    needed.remove(step.remakers[s])
+                    rerun[position] += step.ops[step.remakers[s]].seconds
+        return rerun
 
-    Zero where the backward never needs them again.
-    """
-    step = life.step
-    alive = life.pinned.union(step.resident)
-    needed = set(missing_cone(step, life.first_backward, alive))
-    rerun = np.zeros(len(life.forward))
-    counted: set[int] = set()
-    for position, number in enumerate(life.forward):
-        for s in step.ops[number].writes:
-            again = step.remakers[s]
-            if again in needed and again not in counted:
-                counted.add(again)
-                rerun[position] += step.ops[again].seconds
-    return rerun
+    def _needless(self, crosses: frozenset[int]) -> set[int]:
+        """Positions that need not run again once these storages are kept."""
+        life = self.life
+        needless: set[int] = set()
 
-
-def _needed_by(life: Lifetimes, rerun: Seconds) -> dict[int, list[int]]:
-    """For each storage, the forward positions that would read it when run again."""
-    readers: dict[int, list[int]] = {}
-    for position, number in enumerate(life.forward):
-        if rerun[position] > 0:
-            for s in life.step.ops[number].reads:
-                readers.setdefault(s, []).append(position)
-    return readers
-
-
-def _needless(
-    life: Lifetimes,
-    rerun: Seconds,
-    needed_by: dict[int, list[int]],
-    crosses: frozenset[int],
-) -> set[int]:
-    """Positions that need not run again once these storages are kept."""
-    step = life.step
-    needless: set[int] = set()
-    stack = sorted({life.born[s] for s in crosses})
-    while stack:
-        position = stack.pop()
-        if position in needless or rerun[position] <= 0:
-            continue
-        op = step.ops[life.forward[position]]
-        if all(
-            s in crosses
-            or (
+        def is_needless(s: int) -> bool:
+            return s in crosses or (
                 s not in life.last_backward
-                and all(r in needless for r in needed_by.get(s, ()))
+                and needless.issuperset(self.readers.get(s, ()))
             )
-            for s in op.writes
-        ):
-            needless.add(position)
-            stack.extend(life.born[s] for s in op.reads if s in life.born)
-    return needless
+
+        stack = sorted({life.born[s] for s in crosses})
+        while stack:
+            position = stack.pop()
+            if position in needless or self.rerun[position] <= 0:
+                continue
+            op = self.step.ops[life.forward[position]]
+            if all(map(is_needless, op.writes)):
+                needless.add(position)
+                stack.extend(life.born[s] for s in op.reads if s in life.born)
+        return needless

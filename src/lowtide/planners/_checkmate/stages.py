@@ -6,7 +6,7 @@ earlier ops again, each at most once and in the order of the step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from lowtide.step.graph import StepGraph
 from lowtide.step.remake import remaking
@@ -23,7 +23,7 @@ class Stages:
         count = len(step.storages)
         self.made = [-1 if s.resident else len(self.ends) for s in step.storages]
         self.need = [-1] * count
-        place = {}
+        place: dict[int, int] = {}
         for t, number in enumerate(self.ends):
             place[number] = t
             op = step.ops[number]
@@ -41,27 +41,21 @@ class Stages:
             step.regions[regions[i] - 1 if step.ops[i].opens > 0 else regions[i]].piece
             for i in self.ends
         ]
-        again = [op for op in step.ops if not op.once]
         self.makers: list[list[int]] = [[] for _ in range(count)]
-        for op in again:
-            for s in op.writes:
-                self.makers[s].append(op.id)
-        self._ready_after = {op.id: self._ready(op.id, place) for op in again}
-
-    def _ready(self, number: int, place: Mapping[int, int]) -> int:
-        """The last stage in which this op cannot yet be run again."""
-        op = self.step.ops[number]
-        own = [place[number]] if number in place else []
-        return max([*own, *(self.made[s] for s in (*op.reads, *op.writes))], default=-1)
+        # The last stage in which an op cannot yet be run again.
+        self._ready_after: dict[int, int] = {}
+        for op in step.ops:
+            if not op.once:
+                for s in op.writes:
+                    self.makers[s].append(op.id)
+                made = (self.made[s] for s in (*op.reads, *op.writes))
+                self._ready_after[op.id] = max(place.get(op.id, -1), *made, -1)
 
     def reruns(self, t: int) -> list[int]:
         """Ops that may run again in a stage, in order."""
-        return [
-            i
-            for i in self._ready_after
-            if self.can_rerun(i, t)
-            and any(self.need[s] >= t for s in self.step.ops[i].writes)
-        ]
+        possible = (i for i in self._ready_after if self.can_rerun(i, t))
+        ops = self.step.ops
+        return [i for i in possible if any(self.need[s] >= t for s in ops[i].writes)]
 
     def can_rerun(self, i: int, t: int) -> bool:
         """Whether an op that may run twice can run again in a stage."""
@@ -81,17 +75,16 @@ class Stages:
 
     def num_choices(self) -> int:
         """How many carry and rerun columns the model has, without building it."""
-        count = len(self.ends)
-        carry = sum(
+        carry = (
             max(0, self.need[s] - made)
             for s, made in enumerate(self.made)
             if s not in self.held
         )
-        rerun = 0
-        for i, ready in self._ready_after.items():
-            latest = max((self.need[s] for s in self.step.ops[i].writes), default=-1)
-            rerun += max(0, min(latest, count - 1) - ready)
-        return carry + rerun
+        rerun = (
+            max((self.need[s] for s in self.step.ops[i].writes), default=-1) - ready
+            for i, ready in self._ready_after.items()
+        )
+        return sum(carry) + sum(max(0, stages) for stages in rerun)
 
     def makers_in(self, t: int, preferred: Collection[int]) -> Callable[[int], int]:
         """What makes a storage again in a stage: an op preferred, else the fastest."""
@@ -109,23 +102,17 @@ class Stages:
 
 def carried_by(stages: Stages, sequence: Sequence[int]) -> list[set[int]]:
     """What a sequence of ops carries into each stage, and after the last one."""
-    step = stages.step
-    stage = 0
-    place: list[int] = []
-    for number in sequence:
-        place.append(stage)
-        if stage < len(stages.ends) and number == stages.ends[stage]:
-            stage += 1
     carried: list[set[int]] = [set() for _ in range(len(stages.ends) + 1)]
     born: dict[int, int] = {}
-    for number, t in zip(sequence, place, strict=True):
-        op = step.ops[number]
+    t = 0
+    for number in sequence:
+        op = stages.step.ops[number]
         for s in op.reads:
             for u in range(born.get(s, t) + 1, t + 1):
                 carried[u].add(s)
-            born[s] = t
-        for s in op.writes:
-            born[s] = t
+        born.update(dict.fromkeys((*op.reads, *op.writes), t))
+        if t < len(stages.ends) and number == stages.ends[t]:
+            t += 1
     return carried
 
 

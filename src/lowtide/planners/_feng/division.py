@@ -16,8 +16,11 @@ depends on the order in which it is found.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import reduce
 from typing import Literal
 
 Shape = Literal["edge", "linear", "branch", "rigid"]
@@ -28,15 +31,13 @@ class Group:
     """Joints of a rigid segment that may be recomputed together.
 
     `joints` with the parts at `touching` form one stretch of `inner_bytes`. If that is
-    too much, the group falls apart into `smaller` groups, the joints of `split` being
-    kept.
+    too much, the group falls apart into `smaller` groups, with joints kept between.
     """
 
     joints: tuple[int, ...]
     touching: tuple[int, ...]
     inner_bytes: int
     smaller: tuple[Group, ...]
-    split: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +82,13 @@ def divide(edges: tuple[tuple[int, int], ...], inner_bytes: tuple[int, ...]) -> 
     Vertex 0 is the source, the highest one the target. The groups and the aside
     division of rigid segments are not in the paper.
     """
-    target = len(inner_bytes) - 1
     parts: Parts = {e: Segment("edge", *e) for e in edges}
-    return _Divider(inner_bytes).divide(_reduce(parts, inner_bytes), target)
+    return _Divider(inner_bytes).divide(_reduce(parts, inner_bytes))
 
 
-def in_line(
+def _in_line(
     one: Segment, joint: int, two: Segment, inner_bytes: tuple[int, ...]
 ) -> Segment:
-    """Two segments one after the other."""
     left = one if one.shape == "linear" else Segment("linear", 0, 0, parts=(one,))
     right = two if two.shape == "linear" else Segment("linear", 0, 0, parts=(two,))
     return Segment(
@@ -127,7 +126,7 @@ def _reduce(parts: Parts, inner_bytes: tuple[int, ...]) -> Parts:
         ((w, second),) = after.pop(v).items()
         first = after[u].pop(v)
         before[w].discard(v)
-        joined = in_line(first, v, second, inner_bytes)
+        joined = _in_line(first, v, second, inner_bytes)
         if w in after[u]:
             joined = _beside(after[u][w], joined)
             waiting.extend(x for x in (w, u) if x not in ends)
@@ -140,44 +139,31 @@ class _Divider:
     def __init__(self, inner_bytes: tuple[int, ...]) -> None:
         self.inner = inner_bytes
 
-    def divide(self, parts: Parts, last: int) -> Segment:
-        """The segment made of these parts, which end at `last`."""
-        first = min(u for u, _ in parts)
+    def divide(self, parts: Parts) -> Segment:
+        """The segment made of these parts."""
         if len(parts) == 1:
             return next(iter(parts.values()))
-        cuts = splitting(parts)
-        if cuts:
+        first, last = min(u for u, _ in parts), max(v for _, v in parts)
+        if cuts := _splitting(parts):
             return self._linear(parts, [first, *cuts, last])
         branches = _branches(parts, first, last)
         if len(branches) > 1:
-            found = [self.divide(b, last) for b in branches]
-            whole = found[0]
-            for other in found[1:]:
-                whole = _beside(whole, other)
-            return whole
+            return reduce(_beside, map(self.divide, branches))
         return self._rigid(parts, first, last)
 
     def _linear(self, parts: Parts, stops: list[int]) -> Segment:
         pieces: list[Parts] = [{} for _ in stops[1:]]
-        place, at = 0, {}
-        for v in sorted({v for e in parts for v in e}):
-            while place + 1 < len(stops) - 1 and v >= stops[place + 1]:
-                place += 1
-            at[v] = place
         for (u, v), part in parts.items():
-            pieces[at[u]][u, v] = part
-        whole = self.divide(pieces[0], stops[1])
-        for piece, joint, end in zip(pieces[1:], stops[1:], stops[2:], strict=False):
-            whole = in_line(whole, joint, self.divide(piece, end), self.inner)
+            pieces[bisect_right(stops, u) - 1][u, v] = part
+        whole = self.divide(pieces[0])
+        for joint, piece in zip(stops[1:], pieces[1:], strict=False):
+            whole = _in_line(whole, joint, self.divide(piece), self.inner)
         return whole
 
     def _rigid(self, parts: Parts, first: int, last: int) -> Segment:
-        rest = dict(parts)
-        covered: Parts = {}
-        for u, v, inside in largest_segments(parts, first, last):
-            members = {e: rest.pop(e) for e in inside}
-            covered[u, v] = self.divide(members, v)
-        skeleton = {**rest, **covered}
+        skeleton = dict(parts)
+        for u, v, inside in _largest_segments(parts, first, last):
+            skeleton[u, v] = self.divide({e: skeleton.pop(e) for e in inside})
         joints = tuple(sorted({v for e in skeleton for v in e} - {first, last}))
         order = sorted(skeleton)
         pieces = tuple(skeleton[e] for e in order)
@@ -213,8 +199,8 @@ class _Divider:
                     inner[v] += part.inner_bytes
                 loose.append(part)
             rest = _closed(rest, first, last)
-            if len(splitting(rest)) >= _LEAST_SPLITS:
-                body = _Divider(tuple(inner)).divide(_reduce(rest, tuple(inner)), last)
+            if len(_splitting(rest)) >= _LEAST_SPLITS:
+                body = _Divider(tuple(inner)).divide(_reduce(rest, tuple(inner)))
                 return Aside(tuple(kept), body, tuple(loose))
         return None
 
@@ -245,7 +231,7 @@ def _closed(parts: Parts, first: int, last: int) -> Parts:
     return closed
 
 
-def splitting(parts: Parts) -> list[int]:
+def _splitting(parts: Parts) -> list[int]:
     """Inner vertices that no part passes by, in order."""
     heads: dict[int, int] = {}
     for u, v in parts:
@@ -260,28 +246,33 @@ def splitting(parts: Parts) -> list[int]:
     return found
 
 
-def _branches(parts: Parts, first: int, last: int) -> list[Parts]:
-    """Parts by the connected stretch between the two ends they belong to."""
-    leader: dict[int, int] = {}
+def _connected(members: set[int], edges: Iterable[tuple[int, int]]) -> dict[int, int]:
+    """A number for each member, the same for those that edges among them connect."""
+    leader = {v: v for v in members}
 
     def find(v: int) -> int:
-        while leader.setdefault(v, v) != v:
+        while leader[v] != v:
             leader[v] = leader[leader[v]]
             v = leader[v]
         return v
 
-    for u, v in parts:
-        if u != first and v != last:
+    for u, v in edges:
+        if u in members and v in members:
             leader[find(u)] = find(v)
-    found: dict[int, Parts] = {}
+    return {v: find(v) for v in sorted(members)}
+
+
+def _branches(parts: Parts, first: int, last: int) -> list[Parts]:
+    """Parts by the connected stretch between the two ends they belong to."""
+    inner = {v for e in parts for v in e} - {first, last}
+    leader = {first: -1, last: -1, **_connected(inner, parts)}
+    found: dict[int, Parts] = defaultdict(dict)
     for (u, v), part in sorted(parts.items()):
-        inner = u if u != first else v
-        key = -1 if (u, v) == (first, last) else find(inner)
-        found.setdefault(key, {})[u, v] = part
+        found[max(leader[u], leader[v])][u, v] = part
     return list(found.values())
 
 
-def largest_segments(
+def _largest_segments(
     parts: Parts, first: int, last: int
 ) -> list[tuple[int, int, tuple[tuple[int, int], ...]]]:
     """The largest proper segments (first, last, edges) of more than one part.
@@ -357,15 +348,11 @@ def _groups(
     Such a joint need not be kept: what it is made of, itself and what is made of it
     can be one stretch. Joins (one reader) are tried alone, then together with forks.
     """
-    into: dict[int, int] = defaultdict(int)
-    out: dict[int, int] = defaultdict(int)
-    for u, v in ends:
-        out[u] += 1
-        into[v] += 1
+    out, into = Counter(u for u, _ in ends), Counter(v for _, v in ends)
     joins = {v for v in out if out[v] == 1 and v not in outer}
     forks = {v for v in into if into[v] == 1 and v not in outer}
-    fine = _clusters(joins, ends, parts, inner, (), ())
-    return _clusters(joins | forks, ends, parts, inner, fine, tuple(forks - joins))
+    fine = _clusters(joins, ends, parts, inner, ())
+    return _clusters(joins | forks, ends, parts, inner, fine)
 
 
 def _clusters(
@@ -374,29 +361,18 @@ def _clusters(
     parts: tuple[Segment, ...],
     inner: tuple[int, ...],
     finer: tuple[Group, ...],
-    split: tuple[int, ...],
 ) -> tuple[Group, ...]:
-    leader = {v: v for v in members}
-
-    def find(v: int) -> int:
-        while leader[v] != v:
-            leader[v] = leader[leader[v]]
-            v = leader[v]
-        return v
-
-    for u, v in ends:
-        if u in members and v in members:
-            leader[find(u)] = find(v)
+    leader = _connected(members, ends)
     joints: dict[int, list[int]] = defaultdict(list)
-    for v in sorted(members):
-        joints[find(v)].append(v)
     touching: dict[int, list[int]] = defaultdict(list)
+    smaller: dict[int, list[Group]] = defaultdict(list)
+    for v, key in leader.items():
+        joints[key].append(v)
     for i, (u, v) in enumerate(ends):
         if u in members or v in members:
-            touching[find(u if u in members else v)].append(i)
-    smaller: dict[int, list[Group]] = defaultdict(list)
+            touching[leader[u if u in members else v]].append(i)
     for group in finer:
-        smaller[find(group.joints[0])].append(group)
+        smaller[leader[group.joints[0]]].append(group)
     return tuple(
         Group(
             tuple(vs),
@@ -404,7 +380,6 @@ def _clusters(
             sum(inner[v] for v in vs)
             + sum(parts[i].inner_bytes for i in touching[key]),
             tuple(smaller[key]),
-            tuple(v for v in vs if v in split) if finer else tuple(vs),
         )
         for key, vs in joints.items()
     )

@@ -36,83 +36,67 @@ class Vertices:
 
 def forward_vertices(step: StepGraph) -> Vertices:
     """The vertex graph of everything the step runs before its turn."""
-    before = step.baseline[: step.baseline.index(step.turn)]
     maker: dict[int, int] = {}
     parents: list[set[int]] = []
     made: list[list[int]] = []
-    for number in before:
+    for number in step.baseline[: step.baseline.index(step.turn)]:
         op = step.ops[number]
         writes = [s for s in op.writes if not step.storages[s].resident]
-        if not writes:
-            continue
-        parents.append({maker[s] for s in op.reads if s in maker})
-        made.append(writes)
-        for s in writes:
-            maker[s] = len(made) - 1
-    ends = {maker[s] for s in step.ops[step.turn].reads if s in maker}
-    return _Shape(step, parents, made, ends).vertices()
+        if writes:
+            parents.append({maker[s] for s in op.reads if s in maker})
+            maker.update(dict.fromkeys(writes, len(made)))
+            made.append(writes)
+    # What stays alive whatever is planned weighs nothing.
+    free = must_keep(step).union(step.outputs)
+    saved = set(saved_by_baseline(step)) - free
+    read = {s for number in step.baseline for s in step.ops[number].reads} - free
+    kept = [sum(step.sizes[s] for s in writes if s in read) for writes in made]
+    inner = [sum(step.sizes[s] for s in writes if s in saved) for writes in made]
+    reached = {maker[s] for s in step.ops[step.turn].reads if s in maker}
+    ends = _large_ends(parents, inner, reached)
+    used = _ancestors(parents, ends)
+    # A side result shares the fate of the last vertex it is made from.
+    for v in range(len(made) - 1, -1, -1):
+        if v not in used and parents[v]:
+            home = max(parents[v])
+            kept[home] += kept[v]
+            inner[home] += inner[v]
+            made[home] = made[home] + made[v]
+    order = sorted(used)
+    number_of = {v: i + 1 for i, v in enumerate(order)}
+    target = len(order) + 1
+    edges = [
+        (source, number_of[v])
+        for v in order
+        for source in sorted(number_of[p] for p in parents[v]) or [0]
+    ]
+    edges.extend((number_of[v], target) for v in sorted(ends))
+    return Vertices(
+        (0, *(kept[v] for v in order), 0),
+        (0, *(inner[v] for v in order), 0),
+        tuple(edges) or ((0, target),),
+        ((), *(tuple(made[v]) for v in order), ()),
+    )
 
 
-class _Shape:
-    """Weights the vertices, folds side results, and closes the graph at both ends."""
+def _large_ends(
+    parents: list[set[int]], inner: list[int], reached: set[int]
+) -> set[int]:
+    """The last vertex that the turn reads, and others that hold much on their own."""
+    if not parents:
+        return set()
+    ends = reached or {len(parents) - 1}
+    main = {max(ends)}
+    for end in sorted(ends, reverse=True):
+        alone = _ancestors(parents, {end}) - _ancestors(parents, main)
+        if sum(inner[v] for v in alone) > _BRANCH_SHARE * sum(inner):
+            main.add(end)
+    return main
 
-    def __init__(
-        self,
-        step: StepGraph,
-        parents: list[set[int]],
-        made: list[list[int]],
-        ends: set[int],
-    ) -> None:
-        self.parents, self.made = parents, made
-        # What stays alive whatever is planned weighs nothing.
-        free = must_keep(step).union(step.outputs)
-        saved = frozenset(saved_by_baseline(step))
-        read = saved.union(*(step.ops[i].reads for i in step.baseline))
-        sizes = step.sizes
-        self.kept = [sum(sizes[s] for s in m if s in read - free) for m in made]
-        self.inner = [sum(sizes[s] for s in m if s in saved - free) for m in made]
-        self.ends = self._large_ends(ends)
 
-    def _large_ends(self, ends: set[int]) -> set[int]:
-        if not self.made:
-            return set()
-        if not ends:
-            return {len(self.made) - 1}
-        main = {max(ends)}
-        least = _BRANCH_SHARE * sum(self.inner)
-        for end in sorted(ends, reverse=True):
-            alone = self._ancestors({end}) - self._ancestors(main)
-            if sum(self.inner[v] for v in alone) > least:
-                main.add(end)
-        return main
-
-    def _ancestors(self, ends: set[int]) -> set[int]:
-        found = set(ends)
-        for v in range(len(self.made) - 1, -1, -1):
-            if v in found:
-                found |= self.parents[v]
-        return found
-
-    def vertices(self) -> Vertices:
-        used = self._ancestors(self.ends)
-        # A side result shares the fate of the last vertex it is made from.
-        for v in range(len(self.made) - 1, -1, -1):
-            if v not in used and self.parents[v]:
-                home = max(self.parents[v])
-                self.kept[home] += self.kept[v]
-                self.inner[home] += self.inner[v]
-                self.made[home] = self.made[home] + self.made[v]
-        order = sorted(used)
-        number = {v: i + 1 for i, v in enumerate(order)}
-        target = len(order) + 1
-        edges: list[tuple[int, int]] = []
-        for v in order:
-            sources = sorted(number[p] for p in self.parents[v]) or [0]
-            edges.extend((p, number[v]) for p in sources)
-        edges.extend((number[v], target) for v in sorted(self.ends))
-        return Vertices(
-            (0, *(self.kept[v] for v in order), 0),
-            (0, *(self.inner[v] for v in order), 0),
-            tuple(edges) or ((0, target),),
-            ((), *(tuple(self.made[v]) for v in order), ()),
-        )
+def _ancestors(parents: list[set[int]], ends: set[int]) -> set[int]:
+    found = set(ends)
+    for v in range(max(ends, default=-1), -1, -1):
+        if v in found:
+            found |= parents[v]
+    return found

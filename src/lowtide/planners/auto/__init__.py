@@ -12,31 +12,43 @@ one out is keeping, so every sequence is valid and a move only has to be scored.
 2. Guide: a linear program over the whole step says what to hold at the turn; where the
    resulting sequence is most over the budget, it gets one more moment to look at.
 3. Evict by excess removed per second spent, the excess being the bytes above the budget
-   summed over the sequence, until it fits.
+   summed over the sequence, until it fits. Ops change places where that lowers it.
 4. Leave out recomputations that the budget does not need.
-5. Undo some decisions and decide them again, as long as time allows.
+5. Undo some decisions, shuffle some ops, and decide again, as long as the limit allows.
 
 Plans of other planners are starts too, where the bound leaves room for them and the
-step is not too large. The same linear program without a fixed order proves a bound;
-steps of a few dozen ops are solved exactly.
+step is not too large. The same linear program without a fixed order proves a bound: it
+looks at the turn and at those moments, found by trying, that raise it most. On steps of
+up to about 170 ops it is then solved in whole numbers, which raises it further. It
+bounds the sum of the op times that planning uses; a measured step can be faster than
+that, because ops that follow each other find their arguments in the cache. Steps of a
+few dozen ops are solved exactly. What is called the lowest peak is the lowest found;
+the proof beside it says what no plan can go below.
+
+The moves are compiled where the machine has a C compiler, and score about a million
+changes a second. A time limit stands for a fixed amount of work, so the same limit
+gives the same plan on a slow, fast or busy machine. Only a search that takes ten times
+its limit is ended by the clock, and its plan says so. Without a compiler a second
+stands for 400 times less work, or ten seconds would take more than an hour; so the
+plans are other ones there.
 
 Reference: the excess-area eviction is ours; it generalises the gap choice of mu-TWO
 (Purandare et al., MLSys 2023) and DTR (Kirisame et al., ICLR 2021). The program is a
 coarse relaxation of Checkmate (Jain et al., MLSys 2020). Removing and reinserting is
 large neighbourhood search (Shaw, CP 1998).
 
-Complexity: about a microsecond per op and change, and a linear program with a few rows
-per op; 500 ops take a second, 20,000 a quarter of a minute, the rest of the time limit
-goes into improvement.
+Complexity: some nanoseconds per op and change, and linear programs with a few rows per
+op, which take most of the time on large steps.
 
-Loses most against its bound near the floor, where the room that recomputation itself
-needs decides, which the program does not see.
+Loses most against its bound near the lowest peak, where the room that recomputation
+itself needs decides, which the program does not see.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from lowtide.planners.auto._frontier import along, within
 from lowtide.planners.auto._search import Search, lowest
 from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan
@@ -49,14 +61,14 @@ def frontier(
 
     One search serves all budgets: time never rises with a larger one.
     """
-    return Search(step, time_limit).along(budgets)
+    return along(Search(step, time_limit), budgets)
 
 
 def lowest_within(
     step: StepGraph, limit_seconds: float, *, time_limit: float = 10.0
 ) -> Plan:
     """The plan with the lowest peak found that takes at most this long."""
-    return Search(step, time_limit).within(limit_seconds)
+    return within(Search(step, time_limit), limit_seconds)
 
 
 def plan(

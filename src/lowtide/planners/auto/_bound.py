@@ -8,24 +8,38 @@ op runs there; for each moment and storage one that is 1 if the storage is alive
 * a storage alive at a moment was alive at the one before or was made in between,
 * an op that runs in an interval finds each input alive at its start or made in it,
 * at each moment what is alive fits the budget together with the op that runs,
-* outputs are never freed, and exist at the end.
+* outputs are never freed, and exist at the end,
+* an op that every schedule runs, runs; those before a moment run before it.
 
 Every schedule within the budget gives such numbers, and their time is at most its own;
 so the least time over all numbers in [0, 1] is a bound. It is Checkmate's relaxation
 (Jain et al., MLSys 2020) with a few moments in place of one stage per op, and with no
-order assumed inside an interval.
+order assumed inside an interval. Numbers that are 0 or 1 give a higher bound near the
+lowest peak, where half a storage would fit and a whole one does not.
 """
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
-from lowtide.planners._linear import Program, solve
+from lowtide.planners._linear import Answer, Program, solve
+from lowtide.planners.auto._effort import Effort
 from lowtide.planners.auto._problem import Problem
-from lowtide.step.remake import remaking
+
+# A moment is kept if it raises the bound by this share; after so many that do not, no
+# more are tried.
+WORTH_A_MOMENT = 1e-4
+MOST_FAILURES = 8
+# What the solver's work counts for: about what it takes.
+ROW_SECONDS = 4e-6
+ITERATION_SECONDS = 5e-6
+ENTRY_SECONDS = 4e-10
+ROUND_ENTRY_SECONDS = 4.5e-7
+# The clock ends a program only if something is wrong.
+EMERGENCY_SECONDS = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +62,7 @@ class Relaxation:
         self.intervals = len(moments) + 1
         self.scale = 1.0 / max(problem.step.baseline_seconds, 1e-30)
         self.program = Program()
-        seconds: list[float] = (problem.seconds_array * self.scale).tolist()
+        seconds: list[float] = [x * self.scale for x in problem.seconds]
         self.program.columns(seconds * self.intervals)
         self.program.columns([0.0] * (len(moments) * self.width))
         self.producers = problem.step.producers
@@ -59,6 +73,7 @@ class Relaxation:
         for j in range(len(moments)):
             self._moment(j)
         self._outputs()
+        self._must()
 
     def fix_order(self) -> None:
         """Let every op of the baseline run where the baseline runs it, and maybe again.
@@ -136,7 +151,7 @@ class Relaxation:
         for i in range(j + 1):
             self.program.upper[self.ran(moment, i)] = 0.0
         self.program.lower[self.ran(moment, j + 1)] = 1.0
-        room = self.room - float(problem.write_bytes[moment])
+        room = self.room - problem.fresh_bytes[moment]
         scale = 1.0 / max(1.0, self.room)
         held = {
             self.alive(s, j): nbytes * scale
@@ -164,13 +179,49 @@ class Relaxation:
                 for column in earlier:
                     self.program.row(0.0, np.inf, {self.alive(s, j): 1.0, column: -1.0})
 
-    def solve(self, time_limit: float) -> Bound:
-        """The least time, or what is known of it."""
+    def _must(self) -> None:
+        """Every schedule runs these ops, and those before a moment before it."""
+        for j, moment in enumerate(self.moments):
+            for number in sorted(self.problem.ancestors_of(moment)):
+                ran = {self.ran(number, i): 1.0 for i in range(j + 1)}
+                self.program.row(1.0, np.inf, ran)
+        for number in sorted(self.problem.must_run):
+            ran = {self.ran(number, j): 1.0 for j in range(self.intervals)}
+            self.program.row(1.0, np.inf, ran)
+
+    def solve_whole(self, limit_seconds: float) -> float:
+        """The least time if every number is 0 or 1, or a bound of it.
+
+        It is above that of numbers in between: half a storage cannot be held. More
+        moments never lower it, which in between they may.
+        """
+        if self.program.is_contradictory():
+            return np.inf
+        self.program.integral = [True] * len(self.program.lower)
+        each = ROUND_ENTRY_SECONDS * len(self.program.index)
+        answer = solve(
+            self.program,
+            time_limit=EMERGENCY_SECONDS,
+            rounds=max(10, int(limit_seconds / each)),
+        )
+        self.problem.evaluator.spend(each * max(10, answer.rounds))
+        if answer.is_infeasible or not np.isfinite(answer.bound):
+            # Whatever the reason, it is not believed.
+            return 0.0
+        return answer.bound / self.scale * (1 - 1e-5)
+
+    def solve(self, limit_seconds: float = np.inf) -> Bound:
+        """The least time, or what is known of it after this much work.
+
+        An answer that nothing fits is believed only if it is found without presolve as
+        well: on rare programs HiGHS's presolve sees a contradiction where there is
+        none.
+        """
         if self.program.is_contradictory():
             return Bound(np.inf, True)
-        answer = solve(self.program, time_limit=time_limit, relaxed=True)
-        rows = len(self.program.row_lower)
-        self.problem.units += 4.0 * rows + 15.0 * answer.iterations
+        answer = self._answer(limit_seconds, presolve=True)
+        if answer.is_infeasible:
+            answer = self._answer(limit_seconds, presolve=False)
         if answer.is_infeasible:
             return Bound(np.inf, True)
         if not answer.is_optimal:
@@ -184,37 +235,80 @@ class Relaxation:
         # The solver's tolerance is 1e-7 on scaled numbers.
         return Bound(answer.bound / self.scale * (1 - 1e-5), True, alive)
 
+    def _answer(self, limit_seconds: float, *, presolve: bool) -> Answer:
+        rows, entries = len(self.program.row_lower), len(self.program.index)
+        begin = ROW_SECONDS * rows
+        each = ITERATION_SECONDS + ENTRY_SECONDS * entries
+        most = min((limit_seconds - begin) / each, 1e9)
+        answer = solve(
+            self.program,
+            time_limit=EMERGENCY_SECONDS,
+            relaxed=True,
+            iterations=max(100, int(most)),
+            presolve=presolve,
+        )
+        self.problem.evaluator.spend(begin + each * answer.iterations)
+        return answer
+
 
 def bound_seconds(
-    problem: Problem, budget: float, chains: list[list[int]], *, time_limit: float
-) -> float:
-    """The best of the bounds that these lists of moments give."""
+    problem: Problem,
+    budget: float,
+    candidates: list[int],
+    effort: Effort,
+    most_failures: int = MOST_FAILURES,
+) -> tuple[float, list[int]]:
+    """The best bound found by choosing moments one after the other, and the moments.
+
+    Candidates come with the most promising first; one that fits the order of those
+    chosen is kept if it raises the bound.
+    """
+    chosen: list[int] = []
     best = 0.0
-    deadline = time.perf_counter() + time_limit
-    for moments in chains:
-        left = deadline - time.perf_counter()
-        if left <= 0:
+    failures = 0
+    for moment in candidates:
+        if effort.is_over() or failures >= most_failures:
             break
-        best = max(best, Relaxation(problem, budget, moments).solve(left).seconds)
+        moments = _in_order(problem, [*chosen, moment])
+        if moments is None:
+            continue
+        left = effort.seconds_left()
+        bound = Relaxation(problem, budget, moments).solve(left).seconds
+        if bound > best * (1 + WORTH_A_MOMENT):
+            best, chosen, failures = bound, moments, 0
+        else:
+            failures += 1
+    return best, chosen
+
+
+def whole_bound_seconds(
+    problem: Problem,
+    budget: float,
+    candidates: list[int],
+    effort: Effort,
+    chosen: list[int],
+) -> float:
+    """The bound of whole numbers at the chosen moments, and at ever more of them."""
+    best = 0.0
+    failures = 0
+    for moment in (None, *(m for m in candidates if m not in chosen)):
+        if effort.is_over() or failures >= MOST_FAILURES:
+            break
+        moments = _in_order(problem, [*chosen, moment]) if moment else chosen
+        if moments is None:
+            continue
+        found = Relaxation(problem, budget, moments).solve_whole(effort.seconds_left())
+        if found > best * (1 + WORTH_A_MOMENT):
+            best, chosen, failures = found, moments, 0
+        else:
+            failures += 1
     return best
 
 
-def must_run(problem: Problem) -> frozenset[int]:
-    """Ops that every schedule runs: for their effect, or as only makers."""
-    producers = problem.step.producers
-    effects = {i for i in problem.baseline if problem.once[i]}
-    for s in problem.step.outputs:
-        if len(producers[s]) == 1:
-            effects.add(producers[s][0])
-    return frozenset(effects | _ancestors(problem, effects))
-
-
-def ancestors(problem: Problem, number: int) -> set[int]:
-    """Ops that have run before this op runs for the first time, in any schedule."""
-    return _ancestors(problem, {number})
-
-
-def _ancestors(problem: Problem, numbers: set[int]) -> set[int]:
-    step = problem.step
-    read = {s for number in numbers for s in step.ops[number].reads}
-    return set(remaking(step, read, problem.residents, maker_of=problem.only_maker).ops)
+def _in_order(problem: Problem, moments: list[int]) -> list[int] | None:
+    """The moments so that each comes before the next in any schedule, if they do."""
+    before = {m: problem.ancestors_of(m) for m in moments}
+    ordered = sorted(moments, key=lambda m: (len(before[m]), m))
+    if any(a not in before[b] for a, b in pairwise(ordered)):
+        return None
+    return ordered

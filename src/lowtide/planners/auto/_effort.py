@@ -1,8 +1,8 @@
-"""How much searching is left: counted in work, with the clock as a safety stop.
+"""How much searching is left: counted in work, not by the clock.
 
-The same step, budget and time limit give the same plan on any machine that is fast
-enough, because decisions depend on counted work and not on the clock. A work unit is
-about half a microsecond on the machine this was written on.
+The same step, budget and time limit give the same plan on every machine, however busy
+it is, because a second stands for a fixed amount of work (`Evaluator`). The clock is
+looked at only in an emergency: when a search takes many times its limit.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from lowtide.planners.auto._problem import Problem
+from lowtide.planners.auto._evaluator import Evaluator
 
-UNITS_PER_SECOND = 1_000_000.0
+# A machine that is this many times slower than assumed may finish.
+PATIENCE = 10.0
+PATIENCE_SECONDS = 30.0
 
 
 class Effort:
@@ -21,67 +23,70 @@ class Effort:
 
     def __init__(
         self,
-        problem: Problem,
+        evaluator: Evaluator,
         seconds: float,
         *,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._problem = problem
-        self.limit_units = max(seconds, 0.0) * UNITS_PER_SECOND
+        self._evaluator = evaluator
         self._clock = clock
         self.started = clock()
-        self._deadline = self.started + max(seconds, 0.0)
-        self._section_units = float("inf")
-        self._section_deadline = self._deadline
-        self.stopped_by = ""
+        self._emergency = self.started + PATIENCE * seconds + PATIENCE_SECONDS
+        self._limit = max(seconds, 0.0) * evaluator.units_per_second
+        self._section = self._limit
+        self._is_late = False
 
     @property
-    def units(self) -> float:
-        """Work done so far."""
-        return self._problem.units
+    def stopped_by(self) -> str:
+        """What ended the search, or nothing if it could have gone on."""
+        if self._is_late:
+            return "clock"
+        return "time_limit" if self._evaluator.units >= self._limit else ""
+
+    @property
+    def limit_units(self) -> float:
+        """Where the work of the present section ends."""
+        return 0.0 if self._is_emergency() else min(self._section, self._limit)
 
     @property
     def elapsed_seconds(self) -> float:
-        """Seconds since the search began."""
-        return self._clock() - self.started
+        """Seconds of work since the search began, by count."""
+        return self._evaluator.units / self._evaluator.units_per_second
 
     def seconds_left(self) -> float:
-        """Seconds to the deadline of the present section."""
-        return max(0.0, self._section_deadline - self._clock())
+        """Seconds of work to the end of the present section."""
+        left = self.limit_units - self._evaluator.units
+        return max(0.0, left) / self._evaluator.units_per_second
 
     @contextmanager
     def section(self, share: float) -> Iterator[None]:
         """Within this block the effort is over after a share of what is left."""
-        outer_units, outer_deadline = self._section_units, self._section_deadline
-        left = min(outer_units, self.limit_units) - self.units
-        self._section_units = self.units + share * max(0.0, left)
-        now = self._clock()
-        # On a busy machine the clock runs out first; it is shared out the same way.
-        self._section_deadline = now + share * max(0.0, outer_deadline - now)
+        outer = self._section
+        done = self._evaluator.units
+        self._section = done + share * max(0.0, min(outer, self._limit) - done)
         try:
             yield
         finally:
-            self._section_units, self._section_deadline = outer_units, outer_deadline
+            self._section = outer
 
     @contextmanager
-    def extended(self, seconds: float) -> Iterator[None]:
-        """Within this block there is this much effort, whatever was spent before."""
-        before = (self.limit_units, self._deadline)
-        inner = (self._section_units, self._section_deadline)
-        self.limit_units = self.units + seconds * UNITS_PER_SECOND
-        self._deadline = self._clock() + seconds
-        self._section_units, self._section_deadline = float("inf"), self._deadline
+    def aside(self, seconds: float) -> Iterator[None]:
+        """Within this block there is this much effort, which does not count outside."""
+        limit, section = self._limit, self._section
+        begun = self._evaluator.units
+        units = seconds * self._evaluator.units_per_second
+        self._limit = self._section = begun + units
+        self._emergency += PATIENCE * seconds
         try:
             yield
         finally:
-            self.limit_units, self._deadline = before
-            self._section_units, self._section_deadline = inner
+            used = self._evaluator.units - begun
+            self._limit, self._section = limit + used, section + used
 
     def is_over(self) -> bool:
         """Whether the effort, or that of the present section, is spent."""
-        if self._clock() >= self._deadline or self.units >= self.limit_units:
-            self.stopped_by = "time_limit"
-            return True
-        return (
-            self.units >= self._section_units or self._clock() >= self._section_deadline
-        )
+        return self._evaluator.units >= self.limit_units
+
+    def _is_emergency(self) -> bool:
+        self._is_late = self._is_late or self._clock() >= self._emergency
+        return self._is_late

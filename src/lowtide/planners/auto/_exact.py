@@ -132,7 +132,7 @@ class ExactSearch:
             bound = max(bound, total)
             if state[1] == len(self.once) and not self.held & ~state[0]:
                 return Exact(spent[state], _path(origin, state))
-            self.problem.units += 150.0
+            self.problem.evaluator.spend(150e-6)
             if len(closed) >= most_states or effort.is_over():
                 return Exact(bound, None)
             del negative
@@ -165,7 +165,7 @@ class ExactSearch:
                     continue
                 if not self.writes[number] & ~alive & useful:
                     continue
-            need = bytes_now + float(problem.write_bytes[number])
+            need = bytes_now + problem.fresh_bytes[number]
             if need > self.room:
                 continue
             after = done + 1 if is_once else done

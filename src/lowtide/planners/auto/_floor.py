@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lowtide.planners.auto._bound import must_run
-from lowtide.planners.auto._draft import Draft
 from lowtide.planners.auto._effort import Effort
-from lowtide.planners.auto._greedy import Options, lower
+from lowtide.planners.auto._evaluator import Draft
 from lowtide.planners.auto._problem import Problem
 
 # A plan that takes this many times the baseline is of no use to anyone.
@@ -19,13 +17,14 @@ def peak_bound_bytes(problem: Problem) -> float:
     size, held = problem.size, problem.held
     end = sum(b for b, is_held in zip(size, held, strict=True) if is_held)
     most = end
-    for number in sorted(must_run(problem)):
+    for number in sorted(problem.must_run):
         need = sum(size[s] for s in problem.reads[number])
-        most = max(most, need + float(problem.write_bytes[number]))
+        most = max(most, need + problem.fresh_bytes[number])
     return problem.resident_bytes + most
 
 
 def sink(
+    problem: Problem,
     start: Draft,
     effort: Effort,
     *,
@@ -37,17 +36,25 @@ def sink(
 
     It looks below the peak of `best`, if a draft is known, and evicts from `start`.
     """
-    problem = start.problem
     low, best = peak_bound_bytes(problem), best or start
-    limit = MOST_SECONDS * problem.step.baseline_seconds
-    options = Options(tried=24, batch=0.5, limit_seconds=limit)
+    most = MOST_SECONDS * problem.step.baseline_seconds
+    evaluator = problem.evaluator
+
+    def lower(draft: Draft, target: float) -> Draft:
+        with effort.section(0.05):
+            draft = evaluator.reorder(draft, target, effort.limit_units)
+        units = effort.limit_units
+        return evaluator.lower(
+            draft, target, units, limit_seconds=most, tried=24, batch=0.5
+        )
+
     for _ in range(steps):
         if best.peak_bytes - low <= 0.004 * best.peak_bytes or effort.is_over():
             break
         target = low + 0.5 * (best.peak_bytes - low)
-        draft = lower(start, target, effort, options)
+        draft = lower(start, target)
         if draft.peak_bytes > target and best is not start:
-            again = lower(best, target, effort, options)
+            again = lower(best, target)
             draft = min(draft, again, key=lambda d: d.peak_bytes)
         if draft.peak_bytes < best.peak_bytes:
             best = draft
@@ -55,3 +62,23 @@ def sink(
         if draft.peak_bytes > target:
             low = target
     return best
+
+
+def deepen(
+    problem: Problem, best: Draft, effort: Effort, *, offer: Callable[[Draft], None]
+) -> None:
+    """Look for ever lower peaks by random changes, in smaller and smaller steps."""
+    evaluator = problem.evaluator
+    low = peak_bound_bytes(problem)
+    share = 0.02
+    while not effort.is_over() and best.peak_bytes > low and share > 5e-5:
+        # Bytes are whole: a step of less than one is none.
+        target = best.peak_bytes - max(1.0, share * (best.peak_bytes - low))
+        with effort.section(0.1):
+            current = best
+            found, _ = evaluator.improve(best, current, target, 0.0, effort.limit_units)
+        if found.peak_bytes < best.peak_bytes:
+            best = found
+            offer(best)
+        if found.peak_bytes > target:
+            share *= 0.5

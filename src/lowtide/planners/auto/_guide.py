@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from lowtide.planners.auto._bound import Relaxation
-from lowtide.planners.auto._draft import Draft
 from lowtide.planners.auto._effort import Effort
+from lowtide.planners.auto._evaluator import Draft
 from lowtide.planners.auto._problem import Problem
 from lowtide.step.remake import remaking
 
@@ -42,34 +42,42 @@ def guided(
             break
         draft = forgetting(problem, moments, found.alive)
         offer(draft)
-        worst = worst_moment(draft, budget, moments)
+        worst = worst_moment(problem, draft, budget, moments)
         if worst < 0:
             break
         moments = sorted([*moments, worst], key=order.__getitem__)
     return moments
 
 
-def worst_moment(draft: Draft, budget: float, moments: Sequence[int]) -> int:
+def worst_moment(
+    problem: Problem, draft: Draft, budget: float, moments: Sequence[int]
+) -> int:
     """The first run nearest to where the draft is most over the budget, or -1."""
-    first_runs: list[int] = []
-    seen: set[int] = set()
+    runs = first_runs(problem, draft)
     following = [-1] * len(draft.ops)
-    for position, number in enumerate(draft.ops):
-        if number not in seen and not draft.problem.step.ops[number].standby:
-            seen.add(number)
-            first_runs.append(position)
     k = 0
     for position in range(len(draft.ops)):
-        while k < len(first_runs) and first_runs[k] < position:
+        while k < len(runs) and runs[k] < position:
             k += 1
-        if k < len(first_runs):
-            following[position] = draft.ops[first_runs[k]]
+        if k < len(runs):
+            following[position] = draft.ops[runs[k]]
     for position in np.argsort(-draft.live, kind="stable").tolist():
         if draft.live[position] <= budget:
             return -1
         if following[position] >= 0 and following[position] not in moments:
             return following[position]
     return -1
+
+
+def first_runs(problem: Problem, draft: Draft) -> list[int]:
+    """The positions at which ops of the baseline run for the first time."""
+    seen: set[int] = set()
+    positions: list[int] = []
+    for position, number in enumerate(draft.ops):
+        if number not in seen and not problem.step.ops[number].standby:
+            seen.add(number)
+            positions.append(position)
+    return positions
 
 
 def forgetting(
@@ -93,4 +101,4 @@ def forgetting(
         for again in (*missing.ops, number):
             sequence.append(again)
             there.update(ops[again].writes)
-    return Draft(problem, sequence)
+    return problem.evaluator.draft(sequence)

@@ -1,206 +1,235 @@
 """The reverse of eviction: leave out a recomputation where the budget has room.
 
 Leaving out a run means that the storages it made live on from their last use before it.
-What ran only to feed it is left out with it.
+What ran only to feed it is left out with it. Compiled, as `_moves` is.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from dataclasses import dataclass
-
-import numpy as np
-
-from lowtide.planners.auto._draft import Change, Draft
-from lowtide.planners.auto._effort import Effort
+from lowtide.planners.auto._moves import INFINITE, build, find, shift, undo
+from lowtide.planners.auto._tables import State, Work
 
 
-@dataclass(slots=True)
-class Removal:
-    """Leave out the ops at `positions`: saves `seconds`, moves `changes`."""
-
-    positions: list[int]
-    seconds: float
-    changes: list[Change]
-
-    @property
-    def low(self) -> int:
-        return min(c.start for c in self.changes) if self.changes else 0
-
-    @property
-    def high(self) -> int:
-        return max(c.stop for c in self.changes) if self.changes else 0
-
-    def added(self) -> float:
-        """Byte-positions that the removal adds, less those it frees."""
-        return sum((b - a) * nbytes for a, b, nbytes in self.changes)
+def repeated(w: Work, s: State) -> int:
+    """List the runs that may be left out, as all they write was made before."""
+    for i in range(len(w.size)):
+        w.wanted[i] = 0
+    count = 0
+    for p in range(s.length[0]):
+        op = s.ops[p]
+        again = not w.fixed[op]
+        for k in range(w.writes_at[op], w.writes_at[op + 1]):
+            again = again and w.wanted[w.writes[k]] > 0
+            w.wanted[w.writes[k]] = 1
+        if again:
+            w.positions[count] = p
+            count += 1
+    w.units[0] += 3.0 * s.length[0]
+    return count
 
 
-class Remover:
-    """Finds and scores removals on one draft."""
-
-    def __init__(self, draft: Draft) -> None:
-        self.draft = draft
-        self.problem = draft.problem
-        self.live = draft.live.copy()
-        self.at, self.made, self.first = draft.accesses()
-
-    def repeated(self) -> list[int]:
-        """Positions of runs that may be left out: all they write was made before."""
-        problem = self.problem
-        ops = self.draft.ops
-        seen: set[int] = set()
-        found: list[int] = []
-        for position, number in enumerate(ops):
-            writes = problem.writes[number]
-            if not problem.fixed[number] and seen.issuperset(writes):
-                found.append(position)
-            seen.update(writes)
-        return found
-
-    def removal(self, position: int) -> Removal:
-        """What leaving out the run at a position changes."""
-        problem, ops = self.problem, self.draft.ops
-        problem.units += 40.0
-        removal = Removal([], 0.0, [])
-        gone: set[int] = set()
-        waiting = [position]
-        while waiting:
-            q = waiting.pop()
-            gone.add(q)
-            removal.positions.append(q)
-            removal.seconds += problem.seconds[ops[q]]
-            freed = -float(problem.write_bytes[ops[q]])
-            removal.changes.append(Change(q, q + 1, freed))
-            if q == position:
-                for s in problem.writes[ops[q]]:
-                    self._live_on(s, q, removal)
-            for s in problem.reads[ops[q]]:
-                self._unread(s, q, gone, waiting, removal)
-        return removal
-
-    def _live_on(self, storage: int, position: int, removal: Removal) -> None:
-        if self.problem.held[storage]:
-            return
-        k = self._find(storage, position)
-        if k + 1 >= self.first[storage + 1] or self.made[k + 1]:
-            return
-        last = self.at[k - 1]
-        nbytes = self.problem.size[storage]
-        removal.changes.append(Change(last + 1, position + 1, nbytes))
-
-    def _unread(
-        self,
-        storage: int,
-        position: int,
-        gone: set[int],
-        waiting: list[int],
-        removal: Removal,
-    ) -> None:
-        """A read at the position goes: the storage may die earlier, its maker too."""
-        if self.problem.held[storage]:
-            return
-        low, high = self.first[storage], self.first[storage + 1]
-        k = self._find(storage, position)
-        # Later reads of the same copy keep it; those already left out do not.
-        following = k + 1
-        while following < high and not self.made[following]:
-            if self.at[following] not in gone:
-                return
-            following += 1
-        before = k - 1
-        while before > low and not self.made[before] and self.at[before] in gone:
-            before -= 1
-        end = self.at[following - 1]
-        removal.changes.append(
-            Change(self.at[before] + 1, end + 1, -self.problem.size[storage])
-        )
-        maker = self.at[before]
-        if not self.made[before] or maker in gone:
-            return
-        number = self.draft.ops[maker]
-        if not self.problem.fixed[number] and self._is_idle(number, maker, gone):
-            waiting.append(maker)
-            gone.add(maker)
-
-    def _is_idle(self, number: int, position: int, gone: set[int]) -> bool:
-        for s in self.problem.writes[number]:
-            if self.problem.held[s]:
+def is_idle(w: Work, s: State, number: int, position: int) -> bool:
+    """Whether nobody reads what the run at a position makes, but for what is gone."""
+    op = s.ops[position]
+    if w.fixed[op]:
+        return False
+    for m in range(w.writes_at[op], w.writes_at[op + 1]):
+        i = w.writes[m]
+        if w.held[i]:
+            return False
+        k = find(s, i, position) + 1
+        while k < s.first[i + 1] and not s.made[k]:
+            if w.gone[s.at[k]] != number:
                 return False
-            k = self._find(s, position) + 1
-            while k < self.first[s + 1] and not self.made[k]:
-                if self.at[k] not in gone:
-                    return False
-                k += 1
-        return True
+            k += 1
+    return True
 
-    def _find(self, storage: int, position: int) -> int:
-        return bisect_left(
-            self.at, position, self.first[storage], self.first[storage + 1]
-        )
 
-    def fits(self, removal: Removal, budget: float) -> bool:
-        """Whether the draft without these runs stays within the budget."""
-        low, high = removal.low, removal.high
-        window = self.live[low:high].copy()
-        for a, b, nbytes in removal.changes:
-            window[a - low : b - low] += nbytes
-        for q in removal.positions:
-            if low <= q < high:
-                window[q - low] = 0.0
-        return bool(window.max(initial=0.0) <= budget)
+def remove(w: Work, s: State, position: int, level: float) -> tuple[int, float]:
+    """Leave out the run at a position: how many runs go with it, what time they take.
 
-    def take(self, removal: Removal) -> None:
-        """Count a removal as done."""
-        for a, b, nbytes in removal.changes:
-            self.live[a:b] += nbytes
-        self.live[removal.positions] = -np.inf  # no longer a position
+    They are listed in `w.gone_list`. The live bytes are those after the
+    removal; `undo` takes that back.
+    """
+    w.units[0] += 10.0
+    w.cone_number[0] += 1
+    number = w.cone_number[0]
+    w.num_changes[0] = 0
+    w.gain[0] = 0.0
+    seconds = 0.0
+    count, waiting = 0, 1
+    w.gone_list[0] = position
+    while count < waiting:
+        q = w.gone_list[count]
+        count += 1
+        w.gone[q] = number
+        op = s.ops[q]
+        seconds += w.seconds[op]
+        shift(w, s, q, q + 1, -w.fresh_bytes[op], level)
+        if q == position:
+            for m in range(w.writes_at[op], w.writes_at[op + 1]):
+                i = w.writes[m]
+                k = find(s, i, q)
+                if not w.held[i] and k + 1 < s.first[i + 1] and not s.made[k + 1]:
+                    shift(w, s, s.at[k - 1] + 1, q + 1, w.size[i], level)
+        for m in range(w.reads_at[op], w.reads_at[op + 1]):
+            i = w.reads[m]
+            if w.held[i]:
+                continue
+            k = find(s, i, q)
+            # Later reads of the same copy keep it; those already left out do not.
+            after = k + 1
+            while after < s.first[i + 1]:
+                at = s.at[after]
+                if s.made[after] and at != position:
+                    after = s.first[i + 1]
+                elif not s.made[after] and w.gone[at] != number:
+                    break
+                after += 1
+            if after < s.first[i + 1]:
+                continue
+            k -= 1
+            while k > s.first[i] and not s.made[k] and w.gone[s.at[k]] == number:
+                k -= 1
+            maker = s.at[k]
+            shift(w, s, maker + 1, q + 1, -w.size[i], level)
+            if s.made[k] and w.gone[maker] != number:
+                queued = False
+                for j in range(count, waiting):
+                    queued = queued or w.gone_list[j] == maker
+                if not queued and is_idle(w, s, number, maker):
+                    w.gone_list[waiting] = maker
+                    waiting += 1
+    return count, seconds
+
+
+def is_better(w: Work, a: int, b: int) -> bool:
+    """Whether a candidate comes before another."""
+    return w.score[a] > w.score[b] or (w.score[a] == w.score[b] and a < b)
+
+
+def heap_down(w: Work, k: int, count: int) -> None:
+    """Let a candidate sink to its place: the best on top, of equals the first."""
+    item = w.heap[k]
+    while True:
+        child = 2 * k + 1
+        if child >= count:
+            break
+        if child + 1 < count:
+            a, b = w.heap[child], w.heap[child + 1]
+            if is_better(w, b, a):
+                child += 1
+        below = w.heap[child]
+        if is_better(w, item, below):
+            break
+        w.heap[k] = below
+        k = child
+    w.heap[k] = item
+
+
+def heap_make(w: Work, count: int) -> None:
+    """Order candidates 0 to count - 1 by `w.score`."""
+    for k in range(count):
+        w.heap[k] = k
+    for k in range(count // 2 - 1, -1, -1):
+        heap_down(w, k, count)
+    w.units[0] += 3.0 * count
+
+
+def heap_pop(w: Work, count: int) -> int:
+    """Take the best candidate of `count`."""
+    best = w.heap[0]
+    w.heap[0] = w.heap[count - 1]
+    heap_down(w, 0, count - 1)
+    w.units[0] += 12.0
+    return best
+
+
+def fits(w: Work, s: State, budget: float) -> bool:
+    """Whether the sequence stays within the budget where the removal adds bytes."""
+    for k in range(w.num_changes[0]):
+        if w.change_nbytes[k] <= 0.0:
+            continue
+        for p in range(w.change_start[k], w.change_stop[k]):
+            if s.live[p] > budget and w.gone[p] != w.cone_number[0]:
+                return False
+    return True
+
+
+def leave_out(w: Work, s: State, source: State, least: int) -> None:
+    """The source without the positions that are marked with at least this number."""
+    length = 0
+    for p in range(source.length[0]):
+        if w.insert_at[p] == 0 or w.insert_at[p] > least:
+            s.ops[length] = source.ops[p]
+            length += 1
+    s.length[0] = length
+    build(w, s)
 
 
 def raise_up(
-    draft: Draft, budget: float, effort: Effort, *, power: float = 0.0
-) -> Draft:
-    """The draft without the recomputations that the budget does not need.
+    w: Work, s: State, spare: State, budget: float, power: float, limit_units: float
+) -> None:
+    """Leave out the recomputations that the budget does not need.
 
     Those that save most time go first; with `power`, time per byte-position added to
     that power.
     """
-    while not effort.is_over():
-        remover = Remover(draft)
-        found: list[tuple[float, int, Removal]] = []
-        for position in remover.repeated():
-            removal = remover.removal(position)
-            area = max(1.0, removal.added()) ** power if power else 1.0
-            found.append((-removal.seconds / area, position, removal))
-        found.sort(key=lambda item: item[:2])
-        chosen = _together(remover, [f[2] for f in found], budget)
-        if not chosen:
-            return draft
-        following = draft.without([q for r in chosen for q in r.positions])
-        if following.peak_bytes > budget:
-            # Rounding aside this is the effect of removals on each other.
-            following = draft.without(chosen[0].positions)
-            if following.peak_bytes > budget:
-                return draft
-        draft = following
-    return draft
+    while w.units[0] < limit_units:
+        count = repeated(w, s)
+        for c in range(count):
+            _, seconds = remove(w, s, w.positions[c], budget)
+            area = 0.0
+            for k in range(w.num_changes[0]):
+                area += (w.change_stop[k] - w.change_start[k]) * w.change_nbytes[k]
+            undo(w, s)
+            w.score[c] = seconds
+            if power > 0.0:
+                w.score[c] = seconds / max(1.0, area) ** power
+        heap_make(w, count)
+        since = w.cone_number[0]
+        for p in range(s.length[0]):
+            spare.ops[p] = s.ops[p]
+            w.insert_at[p] = 0
+        spare.length[0] = s.length[0]
+        taken = 0
+        for left in range(count, 0, -1):
+            position = w.positions[heap_pop(w, left)]
+            if w.insert_at[position] > 0:
+                continue
+            many, _ = remove(w, s, position, budget)
+            if not fits(w, s, budget) or touches(w, s, many, since):
+                undo(w, s)
+                continue
+            taken += 1
+            for j in range(many):
+                q = w.gone_list[j]
+                op = s.ops[q]
+                s.live[q] = -INFINITE
+                w.insert_at[q] = taken
+                for k in range(w.reads_at[op], w.reads_at[op + 1]):
+                    w.touched[w.reads[k]] = w.cone_number[0]
+                for k in range(w.writes_at[op], w.writes_at[op + 1]):
+                    w.touched[w.writes[k]] = w.cone_number[0]
+        leave_out(w, s, spare, taken)
+        if taken > 0 and s.peak_bytes[0] > budget:
+            # The removals affect each other: take the best of them alone.
+            leave_out(w, s, spare, 1)
+            if s.peak_bytes[0] > budget:
+                leave_out(w, s, spare, 0)
+                taken = 0
+        if taken == 0:
+            return
 
 
-def _together(remover: Remover, found: list[Removal], budget: float) -> list[Removal]:
-    """Removals that fit one after the other and touch different storages."""
-    problem, ops = remover.problem, remover.draft.ops
-    chosen: list[Removal] = []
-    touched: set[int] = set()
-    for removal in found:
-        if not remover.fits(removal, budget):
-            continue
-        touches = {
-            s
-            for q in removal.positions
-            for s in (*problem.reads[ops[q]], *problem.writes[ops[q]])
-        }
-        if touched.isdisjoint(touches):
-            remover.take(removal)
-            touched |= touches
-            chosen.append(removal)
-    return chosen
+def touches(w: Work, s: State, count: int, since: int) -> bool:
+    """Whether the runs that go use a storage that another removal uses."""
+    for j in range(count):
+        op = s.ops[w.gone_list[j]]
+        for k in range(w.reads_at[op], w.reads_at[op + 1]):
+            if w.touched[w.reads[k]] > since:
+                return True
+        for k in range(w.writes_at[op], w.writes_at[op + 1]):
+            if w.touched[w.writes[k]] > since:
+                return True
+    return False

@@ -1,50 +1,153 @@
-"""A better order of the baseline: outputs made as late as is worth it.
+"""Ops that change places: the same runs at other times, at no cost.
 
-An output of the step, such as a weight's gradient, lives from its making to the end. An
-op that makes one from fewer bytes than it writes is better run last: its inputs wait
-instead of its output. At small batches this decides the floor.
+An op that reads more than it leaves is better run early, one that leaves more than it
+reads late. An op may pass another unless one makes what the other reads, both make the
+same, both run once, or one opens a region. Compiled, as `_moves` is.
 """
 
 from __future__ import annotations
 
-from lowtide.planners.auto._problem import Problem
+from lowtide.planners.auto._moves import build, excess_of, find
+from lowtide.planners.auto._tables import State, Work
 
 
-def outputs_late(problem: Problem) -> list[int]:
-    """The baseline with such ops moved to its end; the same list if there are none."""
-    size, held = problem.size, problem.held
-    waiting: set[int] = set()
-    late: list[int] = []
-    candidates = _movable(problem)
-    grown = True
-    while grown:
-        grown = False
-        for number in candidates:
-            fresh = [s for s in problem.reads[number] if s not in waiting]
-            wait = sum(size[s] for s in fresh if not held[s])
-            if wait < sum(size[s] for s in problem.writes[number]):
-                late.append(number)
-                waiting.update(fresh)
-                grown = True
-        candidates = [i for i in candidates if i not in set(late)]
-    moved = set(late)
-    # Largest inputs first: the last ones run when all outputs are there.
-    late.sort(key=lambda i: (-sum(size[s] for s in problem.reads[i]), i))
-    return [i for i in problem.baseline if i not in moved] + late
+def may_pass(w: Work, a: int, b: int) -> bool:
+    """Whether two neighbours in a sequence may change places."""
+    if w.leads[a] > -2 or w.leads[b] > -2 or (w.ordered[a] and w.ordered[b]):
+        return False
+    for k in range(w.writes_at[a], w.writes_at[a + 1]):
+        i = w.writes[k]
+        for m in range(w.reads_at[b], w.reads_at[b + 1]):
+            if w.reads[m] == i:
+                return False
+        for m in range(w.writes_at[b], w.writes_at[b + 1]):
+            if w.writes[m] == i:
+                return False
+    for k in range(w.writes_at[b], w.writes_at[b + 1]):
+        i = w.writes[k]
+        for m in range(w.reads_at[a], w.reads_at[a + 1]):
+            if w.reads[m] == i:
+                return False
+    return True
 
 
-def _movable(problem: Problem) -> list[int]:
-    """Ops after the last region's start that only make outputs nobody reads."""
-    read = {s for number in problem.baseline for s in problem.reads[number]}
-    last_piece = problem.step.regions[-1].piece
-    begun = max(
-        (k for k, i in enumerate(problem.baseline) if problem.opens[i] >= 0), default=-1
-    )
-    return [
-        i
-        for i in problem.baseline[begun + 1 :]
-        if not problem.fixed[i]
-        and problem.piece[i] == last_piece
-        and all(problem.held[s] and s not in read for s in problem.writes[i])
-        and all(len(problem.step.producers[s]) == 1 for s in problem.writes[i])
-    ]
+def reads(w: Work, op: int, i: int) -> bool:
+    """Whether an op reads a storage."""
+    found = False
+    for k in range(w.reads_at[op], w.reads_at[op + 1]):
+        found = found or w.reads[k] == i
+    return found
+
+
+def left_bytes(w: Work, s: State, p: int) -> float:
+    """Bytes made at a position that live on."""
+    op = s.ops[p]
+    total = 0.0
+    for k in range(w.writes_at[op], w.writes_at[op + 1]):
+        i = w.writes[k]
+        a = find(s, i, p)
+        if w.held[i]:
+            total += w.size[i] if a == s.first[i] else 0.0
+        elif a + 1 < s.first[i + 1] and not s.made[a + 1]:
+            total += w.size[i]
+    return total
+
+
+def dies_at(w: Work, s: State, i: int, p: int) -> bool:
+    """Whether the access of a storage at a position is the last before it is remade."""
+    if w.held[i]:
+        return False
+    a = find(s, i, p)
+    return a + 1 == s.first[i + 1] or s.made[a + 1] > 0
+
+
+def earlier(w: Work, s: State, p: int, level: float, reach: int) -> tuple[int, float]:
+    """Where to run the op at p earlier, and the excess that removes."""
+    op = s.ops[p]
+    fresh = w.fresh_bytes[op]
+    change = left_bytes(w, s, p)
+    for k in range(w.reads_at[op], w.reads_at[op + 1]):
+        i = w.reads[k]
+        w.wanted[i] = 1 if dies_at(w, s, i, p) else 0
+        if w.wanted[i]:
+            change -= w.size[i]
+    best, best_gain = p, 0.0
+    gain = max(s.live[p] - level, 0.0)
+    for q in range(p - 1, max(-1, p - 1 - reach), -1):
+        other = s.ops[q]
+        if not may_pass(w, other, op):
+            break
+        # What the other one reads as well lives until then.
+        for k in range(w.reads_at[other], w.reads_at[other + 1]):
+            i = w.reads[k]
+            if reads(w, op, i) and w.wanted[i]:
+                w.wanted[i] = 0
+                change += w.size[i]
+        gain += max(s.live[q] - level, 0.0) - max(s.live[q] + change - level, 0.0)
+        total = gain - max(s.carry[q] + fresh - level, 0.0)
+        if total > best_gain:
+            best, best_gain = q, total
+        w.units[0] += 12.0
+    return best, best_gain
+
+
+def later(w: Work, s: State, p: int, level: float, reach: int) -> tuple[int, float]:
+    """Where to run the op at p later, and the excess that removes."""
+    op = s.ops[p]
+    fresh = w.fresh_bytes[op]
+    change = -left_bytes(w, s, p)
+    for k in range(w.reads_at[op], w.reads_at[op + 1]):
+        if dies_at(w, s, w.reads[k], p):
+            change += w.size[w.reads[k]]
+    best, best_gain = p, 0.0
+    gain = max(s.live[p] - level, 0.0)
+    for q in range(p + 1, min(s.length[0], p + 1 + reach)):
+        other = s.ops[q]
+        if not may_pass(w, op, other):
+            break
+        gain += max(s.live[q] - level, 0.0) - max(s.live[q] + change - level, 0.0)
+        # What dies here would live on for the op that comes later now.
+        for k in range(w.reads_at[other], w.reads_at[other + 1]):
+            i = w.reads[k]
+            if reads(w, op, i) and dies_at(w, s, i, q):
+                change += w.size[i]
+        if q + 1 == s.length[0]:
+            break
+        total = gain - max(s.carry[q + 1] + change + fresh - level, 0.0)
+        if total > best_gain:
+            best, best_gain = q, total
+        w.units[0] += 12.0
+    return best, best_gain
+
+
+def move(s: State, p: int, q: int) -> None:
+    """Run the op at p where the op at q is now."""
+    op = s.ops[p]
+    step = 1 if q > p else -1
+    while p != q:
+        s.ops[p] = s.ops[p + step]
+        p += step
+    s.ops[p] = op
+
+
+def reorder(w: Work, s: State, level: float, reach: int, limit_units: float) -> None:
+    """Let ops change places as long as that lowers the excess over a level."""
+    moved = True
+    while moved and w.units[0] < limit_units:
+        moved = False
+        p = 0
+        while p < s.length[0] and w.units[0] < limit_units:
+            q, gain = earlier(w, s, p, level, reach)
+            after, more = later(w, s, p, level, reach)
+            if more > gain:
+                q, gain = after, more
+            if gain > 0.0:
+                before = excess_of(s, level)
+                move(s, p, q)
+                build(w, s)
+                if excess_of(s, level) < before:
+                    moved = True
+                else:
+                    move(s, q, p)
+                    build(w, s)
+            p += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from functools import partial
 
 from lowtide.errors import BudgetTooSmallError
 from lowtide.planners.auto._effort import Effort
@@ -24,16 +25,15 @@ _COSTS = {
     "mu_two": (1000.0, 3_000),
     "hong_dynamic": (2500.0, 900),
     "rotor": (2500.0, 900),
-    "checkmate": (20_000.0, 60),
 }
 _UNKNOWN = (8000.0, 600)
 # Without a budget, the lowest peak is wanted. Some never go as low as those they are
 # kin to, and take longer; rotor goes lowest of all and is asked on larger steps too.
-_NEVER_LOWEST = ("hong_dynamic", "mu_two", "checkmate")
+_NEVER_LOWEST = ("hong_dynamic", "mu_two")
 _LOWEST_OPS = {"rotor": 3_000}
 
-# Up to here every planner is a start, whatever the bound and the clock say: together
-# they take some tenths of a second.
+# Up to here planners are starts whatever was spent: together they take some tenths of a
+# second.
 SMALL_OPS = 150
 # Nobody can be faster by more than the gap; below this share of the baseline's time the
 # planners that take seconds are left out, and then all.
@@ -48,7 +48,7 @@ _QUICK_UNITS = 200.0
 def other_plans(
     problem: Problem, budget_bytes: int | None, effort: Effort, *, gap: float
 ) -> Iterator[tuple[int, ...]]:
-    """The op sequences of the other planners' plans that fit."""
+    """The op sequences of the other planners' plans; where none fits, of the lowest."""
     from lowtide import planners
 
     count = len(problem.step.ops)
@@ -56,24 +56,26 @@ def other_plans(
         units, most = _COSTS.get(name, _UNKNOWN)
         if budget_bytes is None:
             most = _LOWEST_OPS.get(name, most)
-        if name == "auto" or count > most:
+        # checkmate stops by the clock: with it the same limit may give another plan.
+        if name in ("auto", "checkmate") or count > most:
+            continue
+        if gap < (WORTH_ASKING if units > _SECONDS_UNITS else HARDLY_WORTH_ASKING):
             continue
         if count > SMALL_OPS:
-            if gap < HARDLY_WORTH_ASKING or (effort.is_over() and units > _QUICK_UNITS):
+            if effort.is_over() and units > _QUICK_UNITS:
                 continue
             if budget_bytes is None and name in _NEVER_LOWEST:
                 continue
-            if units > _SECONDS_UNITS and gap < WORTH_ASKING:
-                continue
-        problem.units += units * count
+        problem.evaluator.spend(1e-6 * units * count)
+        find = partial(planners.load(name).plan, problem.step, time_limit=1.0)
         try:
-            found = planners.load(name).plan(
-                problem.step,
-                budget_bytes,
-                time_limit=max(0.1, min(1.0, effort.seconds_left())),
-            )
-        except BudgetTooSmallError:
-            continue
+            try:
+                found = find(budget_bytes)
+            except BudgetTooSmallError:
+                if name in _NEVER_LOWEST:
+                    continue
+                # They remember what they tried: this takes them little more.
+                found = find(None)
         except Exception as error:
             # Any planner may be installed; a broken one must not stop this one.
             log.warning("planner %s gave no start: %s", name, error)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cached_property
 
-import numpy as np
-
+from lowtide.planners.auto._evaluator import Evaluator
 from lowtide.step.graph import StepGraph
+from lowtide.step.remake import remaking
 
 
 class Problem:
@@ -19,71 +19,40 @@ class Problem:
 
     def __init__(self, step: StepGraph) -> None:
         self.step = step
-        self.units = 0.0  # work done on this problem, see `Effort`
-        resident = [s.resident for s in step.storages]
-        self.reads: list[tuple[int, ...]] = [
-            tuple(dict.fromkeys(s for s in op.reads if not resident[s]))
-            for op in step.ops
-        ]
-        self.writes: list[tuple[int, ...]] = [
-            tuple(dict.fromkeys(s for s in op.writes if not resident[s]))
-            for op in step.ops
-        ]
+        self.reads, self.writes = (
+            [tuple(s for s in row if not step.storages[s].resident) for row in rows]
+            for rows in ((o.reads for o in step.ops), (o.writes for o in step.ops))
+        )
         self.size: list[float] = [float(b) for b in step.sizes]
-        self.sizes = np.array(self.size)
         self.seconds: list[float] = [op.seconds for op in step.ops]
-        self.scratch = np.array([float(op.scratch_bytes) for op in step.ops])
+        # What an op needs while it runs, beside what is alive before it.
+        self.fresh_bytes: list[float] = [
+            sum(self.size[s] for s in writes) + float(op.scratch_bytes)
+            for op, writes in zip(step.ops, self.writes, strict=True)
+        ]
         # What is counted for an op that takes no time, so that ratios stay finite.
         self.tiny_seconds = max(step.baseline_seconds, 1e-12) * 1e-7
         self.once: list[bool] = [bool(op.once) for op in step.ops]
-        # An op that updates a storage in place cannot be repeated as it is.
-        in_place = [bool(set(op.reads) & set(op.writes)) for op in step.ops]
         # An op without outputs is run for something the graph does not show.
         self.fixed: list[bool] = [
-            bool(op.once) or in_place[op.id] or not self.writes[op.id]
-            for op in step.ops
+            bool(op.once) or not self.writes[op.id] for op in step.ops
         ]
-        self.remaker: list[int] = [
-            -1 if i >= 0 and in_place[i] else i for i in step.remakers
-        ]
+        self.remaker: list[int] = list(step.remakers)
         self.piece: list[int] = [op.piece for op in step.ops]
         self.opens: list[int] = [op.opens for op in step.ops]
         self.held: list[bool] = [False] * len(step.storages)
         for s in step.outputs:
-            self.held[s] = True
+            self.held[s] = not step.storages[s].resident
         self.residents = frozenset(step.resident)
         self.resident_bytes = float(step.resident_bytes)
         self.has_one_piece = len({r.piece for r in step.regions}) == 1
         self.baseline: list[int] = list(step.baseline)
+        self._ancestors: dict[int, frozenset[int]] = {}
 
     @cached_property
-    def held_array(self) -> np.ndarray:
-        return np.array(self.held)
-
-    @cached_property
-    def seconds_array(self) -> np.ndarray:
-        return np.array(self.seconds)
-
-    @cached_property
-    def remaker_array(self) -> np.ndarray:
-        return np.array(self.remaker, dtype=np.int64)
-
-    @cached_property
-    def remake_seconds(self) -> np.ndarray:
-        """For each storage, the time of the op that makes it again; inf if none."""
-        seconds = np.append(self.seconds_array, np.inf)
-        return seconds[self.remaker_array]
-
-    @cached_property
-    def fixed_array(self) -> np.ndarray:
-        return np.array(self.fixed)
-
-    @cached_property
-    def write_bytes(self) -> np.ndarray:
-        """For each op, the bytes it writes and its scratch."""
-        # A resident that is written counts too: while the op runs, both copies exist.
-        fresh = [sum(self.size[s] for s in set(op.writes)) for op in self.step.ops]
-        return np.array(fresh) + self.scratch
+    def evaluator(self) -> Evaluator:
+        """What runs the moves of the search on this step."""
+        return Evaluator(self)
 
     @cached_property
     def op_class(self) -> list[int]:
@@ -96,33 +65,39 @@ class Problem:
 
     @cached_property
     def storage_class(self) -> list[int]:
-        """Equal numbers for storages made alike, as those of repeated layers are."""
-        found = [-1 - s for s in range(len(self.size))]
+        """The first of the storages made alike, as those of repeated layers are."""
+        first: dict[tuple[int, int], int] = {}
+        alike = list(range(len(self.size)))
         for number, writes in enumerate(self.writes):
             for k, s in enumerate(writes):
-                found[s] = 64 * self.op_class[number] + k
-        return found
+                alike[s] = first.setdefault((self.op_class[number], k), s)
+        return alike
 
     @cached_property
-    def access_rows(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """For each op its accesses: starts, counts, and 2 * storage + is_write."""
-        counts = [len(r) + len(w) for r, w in zip(self.reads, self.writes, strict=True)]
-        codes = [
-            code
-            for r, w in zip(self.reads, self.writes, strict=True)
-            for code in (*(2 * s for s in r), *(2 * s + 1 for s in w))
-        ]
-        starts = np.concatenate(([0], np.cumsum(counts)))[:-1]
-        return (
-            starts.astype(np.int64),
-            np.array(counts, dtype=np.int64),
-            np.array(codes, dtype=np.int64),
-        )
+    def must_run(self) -> frozenset[int]:
+        """Ops that every schedule runs: for their effect, or as only makers."""
+        effects = {i for i in self.baseline if self.once[i]}
+        for s in self.step.outputs:
+            if len(self.step.producers[s]) == 1:
+                effects.add(self.step.producers[s][0])
+        return frozenset(effects).union(self._before(effects))
 
-    def only_maker(self, storage: int) -> int:
-        """The op that makes a storage in every schedule, or -1 if several could."""
-        makers = self.step.producers[storage]
-        return makers[0] if len(makers) == 1 else -1
+    def ancestors_of(self, number: int) -> frozenset[int]:
+        """Ops that have run before this op runs for the first time, in any schedule."""
+        if number not in self._ancestors:
+            self._ancestors[number] = self._before({number})
+        return self._ancestors[number]
+
+    def _before(self, numbers: set[int]) -> frozenset[int]:
+        step = self.step
+
+        def only_maker(storage: int) -> int:
+            makers = step.producers[storage]
+            return makers[0] if len(makers) == 1 else -1
+
+        read = {s for number in numbers for s in step.ops[number].reads}
+        walk = remaking(step, read, self.residents, maker_of=only_maker)
+        return frozenset(walk.ops)
 
     def makers_in(self, piece: int) -> Callable[[int], int]:
         """What makes a storage again while only ops of one piece can run."""
@@ -146,3 +121,48 @@ class Problem:
             if self.opens[number] >= 0:
                 now = regions[self.opens[number]].piece
         return pieces
+
+
+def outputs_late(problem: Problem) -> list[int]:
+    """The baseline with ops at its end that make outputs from fewer bytes.
+
+    An output of the step, such as a weight's gradient, lives from its making to the
+    end. An op that makes one from fewer bytes than it writes is better run last: its
+    inputs wait instead of its output.
+    """
+    size, held = problem.size, problem.held
+    waiting: set[int] = set()
+    late: list[int] = []
+    candidates = _movable(problem)
+    grown = True
+    while grown:
+        grown = False
+        for number in candidates:
+            fresh = [s for s in problem.reads[number] if s not in waiting]
+            wait = sum(size[s] for s in fresh if not held[s])
+            if wait < sum(size[s] for s in problem.writes[number]):
+                late.append(number)
+                waiting.update(fresh)
+                grown = True
+        candidates = [i for i in candidates if i not in set(late)]
+    moved = set(late)
+    # Largest inputs first: the last ones run when all outputs are there.
+    late.sort(key=lambda i: (-sum(size[s] for s in problem.reads[i]), i))
+    return [i for i in problem.baseline if i not in moved] + late
+
+
+def _movable(problem: Problem) -> list[int]:
+    """Ops after the last region's start that only make outputs nobody reads."""
+    read = {s for number in problem.baseline for s in problem.reads[number]}
+    last_piece = problem.step.regions[-1].piece
+    begun = max(
+        (k for k, i in enumerate(problem.baseline) if problem.opens[i] >= 0), default=-1
+    )
+    return [
+        i
+        for i in problem.baseline[begun + 1 :]
+        if not problem.fixed[i]
+        and problem.piece[i] == last_piece
+        and all(problem.held[s] and s not in read for s in problem.writes[i])
+        and all(len(problem.step.producers[s]) == 1 for s in problem.writes[i])
+    ]

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import nullcontext
 from functools import cached_property
 
 import numpy as np
 
 from lowtide.errors import BudgetTooSmallError
 from lowtide.planners._memory import recall
-from lowtide.planners.auto._bound import ancestors, bound_seconds, must_run
-from lowtide.planners.auto._draft import Draft
+from lowtide.planners.auto._bound import bound_seconds, whole_bound_seconds
 from lowtide.planners.auto._effort import Effort
+from lowtide.planners.auto._evaluator import Draft
 from lowtide.planners.auto._exact import ExactSearch
-from lowtide.planners.auto._floor import peak_bound_bytes, sink
-from lowtide.planners.auto._greedy import Options, lower
-from lowtide.planners.auto._guide import guided, worst_moment
-from lowtide.planners.auto._improve import improve
-from lowtide.planners.auto._keep import raise_up
-from lowtide.planners.auto._order import outputs_late
-from lowtide.planners.auto._others import other_plans
-from lowtide.planners.auto._problem import Problem
+from lowtide.planners.auto._floor import deepen, peak_bound_bytes, sink
+from lowtide.planners.auto._guide import first_runs, guided
+from lowtide.planners.auto._others import SMALL_OPS, other_plans
+from lowtide.planners.auto._problem import Problem, outputs_late
 from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan, Proof
 from lowtide.step.schedule import blame, make_plan, with_frees
@@ -42,7 +39,20 @@ MOST_STATES = 100_000
 # A plan this near its bound, as a share of the baseline's time, is not improved.
 CLOSE_ENOUGH = 2e-4
 
-# The floor is asked for by error messages and sweeps: nobody should wait long for it.
+# A small step is not searched for longer than this, or than this for the fourth power
+# of the number of its ops: nothing more is found.
+SMALL_SECONDS = 0.2
+FOURTH_POWER_SECONDS = 1.2e-8
+# What is left between plan and bound, as a share of the baseline's time, for which
+# programs in whole numbers are solved; and how many moments in a row may bring nothing.
+WORTH_WHOLE = 0.05
+WHOLE_FAILURES = 40
+# How often the search looks at the clock and notes what it has found.
+SLICES = 40
+# How far a step of the search may lead astray, as a share of the baseline's time.
+HEAT = 0.003
+
+# The lowest peak is asked for by error messages and sweeps: nobody should wait long.
 FLOOR_SECONDS = 12.0
 
 
@@ -58,17 +68,20 @@ class Search:
     ) -> None:
         self.step = step
         self.problem = Problem(step)
-        self.effort = Effort(self.problem, time_limit, clock=clock)
-        given = Draft(self.problem, self.problem.baseline)
+        self.evaluator = self.problem.evaluator
+        self.exact_seconds = 0.4 * time_limit
+        enough = max(SMALL_SECONDS, FOURTH_POWER_SECONDS * len(step.ops) ** 4)
+        self.effort = Effort(self.evaluator, min(time_limit, enough), clock=clock)
+        self.whole_seconds = min(0.5 * time_limit, max(0.0, time_limit - enough))
+        given = self.evaluator.draft(self.problem.baseline)
         self.problem.baseline = outputs_late(self.problem)
-        self.base = Draft(self.problem, self.problem.baseline)
+        self.base = self.evaluator.draft(self.problem.baseline)
         self.drafts: list[Draft] = []
         self.found_by_others: list[tuple[int, ...]] = []
         self.history: list[tuple[float, float]] = []
         self.moments: Counter[int] = Counter()
         self.proven = 0.0
         self.proven_bytes = 0.0
-        self.proved: set[tuple[float, ...]] = set()
         self.budget = 0.0
         self.offer(given)
         self.offer(self.base)
@@ -76,7 +89,7 @@ class Search:
     @cached_property
     def needed_seconds(self) -> float:
         """Time of the ops that every schedule runs at least once."""
-        return sum(self.problem.seconds[i] for i in sorted(self.must))
+        return sum(self.problem.seconds[i] for i in sorted(self.problem.must_run))
 
     def offer(self, draft: Draft) -> None:
         """Keep a draft unless a known one is as low and as fast."""
@@ -89,7 +102,8 @@ class Search:
             if known.peak_bytes < draft.peak_bytes or known.seconds < draft.seconds
         ]
         self.drafts.append(draft)
-        if draft.peak_bytes <= self.budget:
+        least = self.history[-1][1] if self.history else np.inf
+        if draft.peak_bytes <= self.budget and draft.seconds < least:
             self.history.append((self.effort.elapsed_seconds, draft.seconds))
 
     def best(self) -> Draft | None:
@@ -99,127 +113,66 @@ class Search:
 
     def lowest(self) -> Plan:
         """The plan with the lowest peak found."""
-        stopped = "search"
+        interrupted = False
         try:
             with self.effort.section(0.5):
-                self.sink()
+                sink(self.problem, self.base, self.effort, offer=self.offer)
             self.others(None)
             self._sink_from_others()
             self._sink_exactly()
+            if not self.proven_bytes:
+                lowest = min(self.drafts, key=lambda d: (d.peak_bytes, d.seconds))
+                with self.effort.section(0.7):
+                    deepen(self.problem, lowest, self.effort, offer=self.offer)
         except KeyboardInterrupt:
-            stopped = "interrupted"
+            interrupted = True
         draft = min(self.drafts, key=lambda d: (d.peak_bytes, d.seconds))
-        draft = raise_up(draft, draft.peak_bytes, self.effort)
-        return self._plan(draft, None, self._why(stopped))
+        draft = self.raise_up(draft, draft.peak_bytes)
+        return self.plan(draft, None, interrupted=interrupted)
 
     def fastest(self, budget_bytes: int) -> Plan:
         """The fastest plan within the budget."""
         self.budget = float(budget_bytes)
-        stopped = "search"
+        interrupted = False
         try:
             self._search(budget_bytes)
         except KeyboardInterrupt:
             if self.best() is None:
                 raise
-            stopped = "interrupted"
+            interrupted = True
         draft = self.best()
         if draft is None:
             floor = lowest(self.step)
             raise BudgetTooSmallError(
-                budget_bytes, floor.peak_bytes, blame(self.step, floor.schedule)
+                budget_bytes,
+                floor.peak_bytes,
+                blame(self.step, floor.schedule),
+                floor.proof.bound_bytes,
             )
-        return self._plan(draft, budget_bytes, self._why(stopped))
-
-    def along(self, budgets: Sequence[int]) -> list[Plan | None]:
-        """The fastest plan for each budget, None where none was found to fit.
-
-        All budgets share one set of drafts, so no plan is slower than that of a lower
-        budget.
-        """
-        stopped = "search"
-        ordered = sorted(set(budgets))
-        bounds: dict[int, float] = {}
-        try:
-            self._visit(ordered, bounds)
-        except KeyboardInterrupt:
-            stopped = "interrupted"
-        plans: list[Plan | None] = []
-        for budget in budgets:
-            self.budget, self.proven = float(budget), bounds.get(budget, 0.0)
-            draft = self.best()
-            done = self._why(stopped)
-            plans.append(None if draft is None else self._plan(draft, budget, done))
-        return plans
-
-    def _visit(self, ordered: Sequence[int], bounds: dict[int, float]) -> None:
-        # From the lowest: what is found there is a start for those above.
-        bound_bytes = peak_bound_bytes(self.problem)
-        for k, budget in enumerate(ordered):
-            if self.base.peak_bytes <= budget or budget < bound_bytes:
-                continue
-            with self.effort.section(0.7 / (len(ordered) - k)):
-                self.budget, self.proven = float(budget), 0.0
-                self.moments.clear()
-                best = self.best()
-                if best is not None:
-                    self.offer(raise_up(best, self.budget, self.effort))
-                if not self._solve_exactly():
-                    self.begin()
-                bounds[budget] = self.proven
-        for k, budget in enumerate(ordered):
-            self.budget, self.proven = float(budget), bounds.get(budget, 0.0)
-            if self.best() is None or self.is_close():
-                continue
-            with self.effort.section(1.0 / (len(ordered) - k)):
-                improve(self, self.budget, self.effort)
-
-    def within(self, limit_seconds: float, *, steps: int = 8) -> Plan:
-        """The plan with the lowest peak that takes at most this long."""
-        low, high = peak_bound_bytes(self.problem), self.base.peak_bytes
-        stopped = "search"
-        try:
-            for k in range(steps):
-                if high - low <= 0.002 * high or self.effort.is_over():
-                    break
-                self.budget, self.proven = low + 0.5 * (high - low), 0.0
-                with self.effort.section(1.0 / (steps - k)):
-                    self.begin()
-                    best = self.best()
-                    if best is not None and best.seconds > limit_seconds:
-                        improve(self, self.budget, self.effort, goal=limit_seconds)
-                best = self.best()
-                if best is not None and best.seconds <= limit_seconds:
-                    high = best.peak_bytes
-                else:
-                    low = self.budget
-        except KeyboardInterrupt:
-            stopped = "interrupted"
-        fitting = [d for d in self.drafts if d.seconds <= limit_seconds] or [self.base]
-        draft = min(fitting, key=lambda d: (d.peak_bytes, d.seconds))
-        self.proven = 0.0
-        budget = int(draft.peak_bytes)
-        return self._plan(draft, budget, self._why(stopped))
+        return self.plan(draft, budget_bytes, interrupted=interrupted)
 
     def _search(self, budget_bytes: int) -> None:
         if self.base.peak_bytes <= self.budget:
             self.proven = self.base.seconds if self._baseline_is_least() else 0.0
             return
-        if self._solve_exactly():
+        if self.solve_exactly():
             return
-        with self.effort.section(0.6):
+        with self.effort.section(0.4):
             self.begin()
-        self.others(budget_bytes)
+        with self.effort.section(0.4):
+            self.others(budget_bytes)
         if self.best() is None:
             self._insist()
         if self.best() is None:
             # The same floor that is found when it is asked for: errors quote it.
-            self.offer(Draft(self.problem, lowest(self.step).ops))
+            self.offer(self.evaluator.draft(lowest(self.step).ops))
         best = self.best()
         if best is None:
             return
-        self.offer(raise_up(best, self.budget, self.effort))
+        self.offer(self.raise_up(best))
         if not self.is_close():
-            improve(self, self.budget, self.effort)
+            self.improve()
+            self.prove_whole()
 
     def _insist(self) -> None:
         """Look for a first plan beyond the time limit.
@@ -229,7 +182,7 @@ class Search:
         """
         if self.budget < peak_bound_bytes(self.problem):
             return
-        with self.effort.extended(FIRST_PLAN_SECONDS * len(self.step.ops)):
+        with self.effort.aside(FIRST_PLAN_SECONDS * len(self.step.ops)):
             self.guide(1.0)
             if self.best() is None:
                 self.greedy(1.0)
@@ -241,39 +194,25 @@ class Search:
                 break
             self.guide(share)
             if share == 1.0:
-                self.prove()
+                self.prove(0.1)
             self.greedy(share)
             if self.is_close():
                 return
-        self._note_peaks()
-        self.prove()
-
-    def _note_peaks(self) -> None:
-        """Let the next bound look where the best draft has least room left."""
-        best = self.best()
-        if best is None or self.step.turn < 0:
-            return
-        noted = [self.step.turn]
-        for _ in range(3):
-            moment = worst_moment(best, 0.97 * self.budget, noted)
-            if moment < 0:
-                break
-            noted.append(moment)
-            self.moments[moment] += 1000
+        self.prove(0.4)
 
     def _baseline_is_least(self) -> bool:
         return self.base.seconds <= self.needed_seconds * (1 + 1e-12)
 
-    def _solve_exactly(self) -> bool:
+    def solve_exactly(self) -> bool:
         """Find the optimum of a small step; True if nothing is left to do."""
         if len(self.step.ops) > EXACT_OPS:
             return False
         exact = ExactSearch(self.problem, self.budget)
-        with self.effort.section(0.4):
+        with self.effort.aside(self.exact_seconds):
             found = exact.run(self.effort, most_states=MOST_STATES)
         self.proven = max(self.proven, found.bound_seconds)
         if found.sequence is not None:
-            self.offer(Draft(self.problem, found.sequence))
+            self.offer(self.evaluator.draft(found.sequence))
             return True
         return not found.is_feasible
 
@@ -281,7 +220,7 @@ class Search:
         """Lower the peak of a small step until it is proven the lowest."""
         if len(self.step.ops) > EXACT_OPS:
             return
-        with self.effort.section(0.6):
+        with self.effort.aside(self.exact_seconds):
             while not self.effort.is_over():
                 lowest = min(d.peak_bytes for d in self.drafts)
                 exact = ExactSearch(self.problem, lowest - 1.0)
@@ -290,17 +229,30 @@ class Search:
                     self.proven_bytes = lowest
                 if found.sequence is None:
                     break
-                self.offer(Draft(self.problem, found.sequence))
+                self.offer(self.evaluator.draft(found.sequence))
 
-    def prove(self) -> None:
-        """Raise the proven bound by linear programs."""
+    def prove(self, share: float) -> None:
+        """Raise the proven bound by linear programs, for this share of what is left."""
         if self.step.turn < 0 or len(self.step.ops) > GUIDED_OPS:
             return
-        limit = max(0.5, 0.25 * self.effort.seconds_left())
-        chains = [c for c in self._chains() if (self.budget, *c) not in self.proved]
-        self.proved.update((self.budget, *c) for c in chains)
-        found = bound_seconds(self.problem, self.budget, chains, time_limit=limit)
+        with self.effort.section(share):
+            candidates = self._moments()
+            given = self.problem, self.budget, candidates, self.effort
+            found, _ = bound_seconds(*given)
         self.proven = max(self.proven, found)
+
+    def prove_whole(self) -> None:
+        """Raise the bound by whole numbers where that is quick and may be much."""
+        best = self.best()
+        worth = WORTH_WHOLE * self.step.baseline_seconds
+        if best is None or best.seconds - self.proven < worth:
+            return
+        given = self.problem, self.budget, self._moments(), self.effort
+        with self.effort.aside(self.whole_seconds):
+            with self.effort.section(0.5):
+                found, chosen = bound_seconds(*given, most_failures=WHOLE_FAILURES)
+            whole = whole_bound_seconds(*given, chosen)
+        self.proven = max(self.proven, found, whole)
 
     def is_close(self) -> bool:
         """Whether the best draft is within `CLOSE_ENOUGH` of the bound."""
@@ -328,8 +280,14 @@ class Search:
             self.settle(draft, self.budget)
 
     def greedy(self, share: float) -> None:
-        """Evict from the baseline."""
-        self.settle(self.base, self._target(share))
+        """Evict from the baseline, once also with ops in better places."""
+        target = self._target(share)
+        self.settle(self.base, target)
+        if share == 1.0:
+            with self.effort.section(0.1):
+                units = self.effort.limit_units
+                reordered = self.evaluator.reorder(self.base, target, units)
+            self.settle(reordered, target)
 
     def _target(self, share: float) -> float:
         resident = self.problem.resident_bytes
@@ -340,24 +298,47 @@ class Search:
         best = self.best()
         limit = np.inf if best is None else best.seconds
         limit += WORTH_RAISING * self.step.baseline_seconds
-        options = Options(limit_seconds=limit)
-        draft = lower(draft, target, self.effort, options)
+        units = self.effort.limit_units
+        draft = self.evaluator.lower(draft, target, units, limit_seconds=limit)
         self.offer(draft)
         if draft.peak_bytes <= self.budget:
-            self.offer(raise_up(draft, self.budget, self.effort))
+            self.offer(self.raise_up(draft))
 
-    def sink(self) -> None:
-        """Look for the lowest peak."""
-        sink(self.base, self.effort, offer=self.offer)
+    def raise_up(self, draft: Draft, budget: float | None = None) -> Draft:
+        """The draft without the recomputations that the budget does not need."""
+        budget = self.budget if budget is None else budget
+        return self.evaluator.raise_up(draft, budget, self.effort.limit_units)
+
+    def improve(self, *, goal: float = 0.0) -> None:
+        """Offer ever better drafts until the effort is spent, or bound or goal met."""
+        best = self.best()
+        assert best is not None
+        current = best
+        share = HEAT + 0.5 / len(self.step.ops)
+        for k in range(SLICES):
+            if self.effort.is_over():
+                return
+            heat = share * self.step.baseline_seconds * (1.0 - k / SLICES)
+            with self.effort.section(1.0 / (SLICES - k)):
+                units = self.effort.limit_units
+                found, current = self.evaluator.improve(
+                    best, current, self.budget, heat, units
+                )
+            if found is not best:
+                best = found
+                self.offer(best)
+                if self.is_close() or best.seconds <= goal:
+                    return
 
     def _sink_from_others(self) -> None:
         """Evict from the lowest plan of another planner.
 
         Plans of whole blocks recompute in an order that single evictions do not find.
         """
-        starts = [Draft(self.problem, ops) for ops in self.found_by_others]
+        starts = [self.evaluator.draft(ops) for ops in self.found_by_others]
         if starts:
             sink(
+                self.problem,
                 min(starts, key=lambda d: (d.peak_bytes, d.seconds)),
                 self.effort,
                 offer=self.offer,
@@ -375,39 +356,36 @@ class Search:
             self.effort,
             gap=gap / max(self.step.baseline_seconds, 1e-30),
         )
-        for sequence in starts:
-            self.found_by_others.append(sequence)
-            draft = Draft(self.problem, sequence)
-            self.offer(draft)
-            if draft.peak_bytes <= self.budget:
-                self.offer(raise_up(draft, self.budget, self.effort))
+        # On a small step they would take all the effort there is.
+        is_small = len(self.step.ops) <= SMALL_OPS
+        with self.effort.aside(1.0) if is_small else nullcontext():
+            for sequence in starts:
+                self.found_by_others.append(sequence)
+                draft = self.evaluator.draft(sequence)
+                self.offer(draft)
+                if budget_bytes is None:
+                    continue
+                if draft.peak_bytes > self.budget:
+                    # However slow that gets: such plans recompute whole blocks, much of
+                    # it for nothing.
+                    units = self.effort.limit_units
+                    draft = self.evaluator.lower(draft, self.budget, units)
+                if draft.peak_bytes <= self.budget:
+                    self.offer(self.raise_up(draft))
 
-    @cached_property
-    def must(self) -> frozenset[int]:
-        """Ops that every schedule runs."""
-        return must_run(self.problem)
-
-    def _chains(self) -> list[list[int]]:
-        """Moments for the bound: the turn, the peaks, and the turn with each peak."""
-        turn, must = self.step.turn, self.must
-        chains = [[turn]]
-        for number, _ in self.moments.most_common(6):
-            if number == turn or number not in must:
-                continue
-            chains.append([number])
-            if turn in ancestors(self.problem, number):
-                chains.append([turn, number])
-            elif number in ancestors(self.problem, turn):
-                chains.append([number, turn])
-        return chains
-
-    def _why(self, stopped: str) -> str:
-        """What ended the search; an interrupt comes before all else."""
-        return (
-            stopped if stopped == "interrupted" else self.effort.stopped_by or stopped
+    def _moments(self) -> list[int]:
+        """Moments for the bound: the turn, then where the best draft is fullest."""
+        draft = self.best() or min(self.drafts, key=lambda d: d.peak_bytes)
+        fullest = sorted(
+            first_runs(self.problem, draft), key=lambda p: (-draft.live[p], p)
         )
+        noted = [number for number, _ in self.moments.most_common(6)]
+        ordered = [self.step.turn, *noted, *(draft.ops[p] for p in fullest)]
+        return [i for i in dict.fromkeys(ordered) if i in self.problem.must_run]
 
-    def _plan(self, draft: Draft, budget: int | None, stopped: str) -> Plan:
+    def plan(self, draft: Draft, budget: int | None, *, interrupted: bool) -> Plan:
+        """The plan of a draft, with what is proven about it."""
+        stopped = "interrupted" if interrupted else self.effort.stopped_by or "search"
         schedule = with_frees(self.step, draft.ops)
         bound = max(self.needed_seconds, 0.0 if budget is None else self.proven)
         bound = min(bound, draft.seconds)
@@ -415,7 +393,7 @@ class Search:
             stopped = "optimal"
         proof = Proof(
             bound_seconds=bound,
-            gap=_gap(bound, draft.seconds),
+            gap=1.0 - bound / draft.seconds if draft.seconds > 0 else 0.0,
             stopped_by=stopped,
             bound_bytes=int(max(self.proven_bytes, peak_bound_bytes(self.problem))),
             search_seconds=self.effort.elapsed_seconds,
@@ -424,10 +402,6 @@ class Search:
         return make_plan(
             self.step, schedule, planner="auto", budget_bytes=budget, proof=proof
         )
-
-
-def _gap(bound: float, seconds: float) -> float:
-    return 0.0 if seconds <= 0 else max(0.0, 1.0 - bound / seconds)
 
 
 def lowest(step: StepGraph) -> Plan:

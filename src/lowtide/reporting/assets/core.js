@@ -15,7 +15,10 @@ function el(tag, options = {}, ...children) {
   return node;
 }
 
-const DATA = JSON.parse($("#data").textContent);
+// The data is gzipped JSON in base64, to keep the file small.
+const packed = Uint8Array.from(atob($("#data").textContent), c => c.charCodeAt(0));
+const unpacked = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+const DATA = await new Response(unpacked).json();
 
 // Numbers as the rest of lowtide prints them.
 const BYTE_UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
@@ -44,46 +47,28 @@ const percent = (fraction, signed) =>
   `${signed && fraction >= 0 ? "+" : ""}${(100 * fraction).toFixed(1)} %`;
 const grouped = value => String(value).replace(/\B(?=(\d{3})+$)/g, "\u202f");
 
-// Columns arrive as differences, constants as one number, texts as places in a table.
-function sums(column, length) {
-  if (!Array.isArray(column)) return new Array(length).fill(column);
-  let now = 0;
-  return column.map(step => (now += step));
-}
-const nanoseconds = column => sums(column).map(v => v / 1e9);
-function range(length) { return Array.from({ length }, (_, i) => i); }
-
-function openCurve(raw) {
-  const count = raw.live_bytes.length;
-  return { ...raw, run: sums(raw.run, count), start: nanoseconds(raw.start), live: sums(raw.live_bytes, count) };
-}
-const opened = new Map();
-function openTide(number) {
-  if (opened.has(number)) return opened.get(number);
-  const raw = DATA.tides[number], count = raw.op.length;
-  const tide = { ...raw, number, run: raw.run === null ? range(count) : sums(raw.run, count) };
-  tide.start = nanoseconds(raw.start);
-  const again = new Set(sums(raw.again));
-  tide.again = range(count).map(i => again.has(i));
-  tide.kinds = {};
-  tide.live = new Array(count).fill(0);
-  for (const [kind, column] of Object.entries(raw.by_kind)) {
-    const values = (tide.kinds[kind] = sums(column, count));
-    for (let i = 0; i < count; i++) tide.live[i] += values[i];
+// What the page shows now: one plan's view. A point of the frontier chooses another.
+let VIEW = DATA.views[0];
+const viewers = [];
+const whenShown = draw => { viewers.push(draw); draw(VIEW); };
+function showView(number) {
+  VIEW = DATA.views[number];
+  document.body.dataset.view = number;
+  $("#headline").textContent = held(VIEW.headline);
+  for (const card of VIEW.cards) {
+    const node = $(`#card-${card.id}`);
+    if (!node) continue;
+    node.dataset.value = card.value;
+    if (card.number !== null) node.dataset.number = card.number;
+    $(".value", node).title = Number.isInteger(card.number) ? `${grouped(card.number)} bytes` : "";
+    for (const part of ["before", "detail"]) $(`.${part}`, node).textContent = held(card[part]);
+    $(".now", node).textContent = held(card.value);
   }
-  tide.outline = raw.outline ? openCurve(raw.outline) : null;
-  tide.peakAt = tide.run.indexOf(tide.peak_run);
-  opened.set(number, tide);
-  return tide;
+  for (const draw of viewers) draw(VIEW);
 }
-const text = place => (place < 0 ? "" : DATA.texts[place]);
+const held = text => text.replace(/(?<=\d) (?=(?:%|[KMGTP]?i?B|[mun]?s|min|h)\b|%)/g, "\u00a0");
 const op = number => number < 0 ? null : {
-  number,
-  name: DATA.ops.name[number],
-  target: text(DATA.ops.target[number]),
-  module: text(DATA.ops.module[number]),
-  source: text(DATA.ops.source[number]),
-  seconds: DATA.ops.seconds[number],
+  number, ...Object.fromEntries(Object.entries(DATA.ops).map(([key, column]) => [key, column[number]])),
 };
 const kindName = kind => (DATA.kinds.find(k => k.kind === kind) || { name: kind }).name;
 
@@ -123,9 +108,9 @@ function opLines(number) {
   const it = op(number);
   if (!it) return [];
   return [
-    line(el("b", {}, it.name)),
-    it.target && it.target !== it.name ? line(it.target, "mono quiet") : null,
-    it.module ? line(it.module) : null,
+    line(el("b", {}, it.title)),
+    it.title.startsWith(it.module) ? null : line(it.module),
+    line(it.name === it.title ? it.target : it.name, "mono quiet"),
     it.source ? line(it.source, "mono quiet") : null,
   ];
 }

@@ -9,24 +9,24 @@ const frontierChart = {
     this.series = planners.map((planner, n) => ({
       name: planner, color: `p${n % 8}`, shape: SHAPES[n % 4], line: true, faint: true,
       points: data.points.filter(p => p.planner === planner).sort((a, b) => a.peak_bytes - b.peak_bytes || a.overhead - b.overhead).map(p => ({
-        x: p.peak_bytes, y: p.overhead, tide: p.tide, data: p, chosen: p.is_shown, joined: p.is_best,
+        x: p.peak_bytes, y: p.overhead, view: p.view, chosen: p.is_shown, joined: p.is_best,
         tip: [line(el("b", {}, planner)), line(`peak ${bytes(p.peak_bytes)}, budget ${bytes(p.budget_bytes)}`),
           line(`${percent(p.overhead, true)} time, ${seconds(p.seconds)}`),
-          p.tide >= 0 && DATA.tides.length ? line("click to see its tide", "quiet") : null],
+          p.view >= 0 ? line("click to show this plan", "quiet") : null],
       })),
     }));
     if (data.references.length)
       this.series.push({ name: "other methods", color: "soft", shape: "diamond", points: data.references.map(r => ({
-        x: r.peak_bytes, y: r.overhead, hollow: true, tide: -1, label: r.name,
+        x: r.peak_bytes, y: r.overhead, hollow: true, view: -1, label: r.name,
         tip: [line(el("b", {}, r.name)), line(`peak ${bytes(r.peak_bytes)}`), line(`${percent(r.overhead, true)} time`)] })) });
     const xs = this.series.flatMap(s => s.points.map(p => p.x)), ys = this.series.flatMap(s => s.points.map(p => p.y));
-    const [low, high] = around([...xs, ...data.bound_bytes ? [data.bound_bytes] : []]);
+    const [low, high] = around([...xs, data.eager_peak_bytes, ...data.bound_bytes ? [data.bound_bytes] : []]);
     const top = Math.max(0.02, ...ys) * 1.1;
     this.plot = xyChart($("#frontier-chart"), {
       label: "Extra time against peak for every plan. Arrow keys move between plans, Enter shows one.",
       x: { min: Math.max(0, low), max: high, binary: true, show: shortBytes, name: "peak" },
       y: { min: Math.min(0, ...ys) - top * 0.04, max: top, show: v => `${+(100 * v).toFixed(1)} %`, name: "extra time" },
-      series: this.series, under: (ctx, plot) => this.bound(ctx, plot), pick: p => this.pick(p.tide),
+      series: this.series, under: (ctx, plot) => this.bound(ctx, plot), pick: p => this.pick(p.view),
     });
     this.legend(data);
     this.table(data);
@@ -41,17 +41,22 @@ const frontierChart = {
     });
     if (data.bound_bytes > plot.view[0]) ctx.rect(left, top, plot.px(data.bound_bytes) - left, bottom - top);
     ctx.fill();
+    const x = Math.round(plot.px(data.eager_peak_bytes)) + 0.5, words = `eager ${bytes(data.eager_peak_bytes)}`;
+    ctx.strokeStyle = theme.color("p4"); ctx.lineWidth = 1.3; ctx.setLineDash([7, 3]);
+    ctx.beginPath(); ctx.moveTo(x, top); ctx.lineTo(x, bottom); ctx.stroke(); ctx.setLineDash([]);
+    ctx.font = `11.5px ${getComputedStyle(document.body).fontFamily}`;
+    ctx.fillStyle = theme.color("p4"); ctx.textAlign = "right"; ctx.textBaseline = "top"; ctx.fillText(words, x - 6, top);
   },
   pick(number) {
-    if (number < 0 || !DATA.tides.length) return;
-    this.select(number);
-    tideChart.show(number);
-    $("#tide").scrollIntoView({ block: "nearest" });
-  },
-  select(number) {
-    for (const s of this.series) for (const p of s.points) if (p.tide !== undefined) p.chosen = number === 0 ? Boolean(p.data && p.data.is_shown) : p.tide === number;
-    if (this.plot) this.plot.redraw();
-    for (const row of $$("#frontier-table tbody tr")) row.classList.toggle("shown", Number(row.dataset.tide) === number);
+    if (number < 0) return;
+    showView(number);
+    for (const s of this.series) for (const p of s.points) p.chosen = p.view === number;
+    this.plot.redraw();
+    for (const row of $$("#frontier-table tbody tr")) row.classList.toggle("shown", Number(row.dataset.view) === number);
+    const chosen = DATA.frontier.points.find(p => p.view === number);
+    $("#chosen").hidden = number === 0;
+    if (chosen) $("#chosen").replaceChildren(`shown: ${chosen.planner}, peak ${bytes(chosen.peak_bytes)}, ${percent(chosen.overhead, true)} time`,
+      el("button", { type: "button", on: { click: () => this.pick(0) } }, "back"));
   },
   legend(data) {
     const items = this.series.map(s => legendItem(`var(--${s.color})`, s.name));
@@ -61,10 +66,10 @@ const frontierChart = {
   table(data) {
     const headings = [{ name: "planner" }, { name: "budget", kind: "n" }, { name: "peak", kind: "n" }, { name: "extra time", kind: "n" }, { name: "time", kind: "n" }, { name: "" }];
     const rows = data.points.map(p => [p.planner, bytes(p.budget_bytes), bytes(p.peak_bytes), percent(p.overhead, true), seconds(p.seconds),
-      p.tide >= 0 && DATA.tides.length ? el("button", { type: "button", on: { click: () => this.pick(p.tide) } }, "show") : ""]);
+      p.view >= 0 ? el("button", { type: "button", on: { click: () => this.pick(p.view) } }, "show") : ""]);
     for (const r of data.references) rows.push([r.name, "", bytes(r.peak_bytes), percent(r.overhead, true), "", ""]);
     const made = table(headings, rows);
-    $$("tbody tr", made).forEach((row, i) => { row.dataset.tide = data.points[i] ? data.points[i].tide : -1; });
+    $$("tbody tr", made).forEach((row, i) => { row.dataset.view = data.points[i] ? data.points[i].view : -1; });
     $("#frontier-table").replaceChildren(made);
   },
 };

@@ -6,9 +6,7 @@ function niceStep(span, count, binary) {
   const rough = span / Math.max(1, count);
   if (binary) {
     const unit = 1024 ** Math.max(0, Math.floor(Math.log(Math.max(1, rough)) / Math.log(1024)));
-    let step = unit;
-    while (step < rough) step *= 2;
-    return step;
+    for (const many of [1, 2, 4, 5, 8, 10, 16, 20, 32, 50, 64, 100, 128, 200, 256, 512, 1024]) if (many * unit >= rough) return many * unit;
   }
   const power = 10 ** Math.floor(Math.log10(rough || 1));
   for (const m of [1, 2, 5, 10]) if (m * power >= rough) return m * power;
@@ -29,9 +27,12 @@ class Plot {
     this.view = [options.x.min, options.x.max];
     this.base = el("canvas", { "aria-hidden": "true" });
     this.over = el("canvas", { tabindex: "0", role: "img", "aria-label": options.label });
+    const old = plots.findIndex(plot => plot.host === host);
+    if (old >= 0) plots.splice(old, 1)[0].observer.disconnect();
     host.replaceChildren(this.base, this.over);
     this.listen();
-    new ResizeObserver(() => this.resize()).observe(host);
+    this.observer = new ResizeObserver(() => this.resize());
+    this.observer.observe(host);
     plots.push(this);
     this.resize();
   }
@@ -88,7 +89,7 @@ class Plot {
     }
     ctx.textBaseline = "top"; ctx.textAlign = "center";
     let last = -1e9;
-    for (const v of ticks(this.view[0], this.view[1], this.spanX / 96, x.binary)) {
+    for (const v of ticks(this.view[0], this.view[1], this.spanX / (x.binary ? 76 : 96), x.binary)) {
       const at = this.px(v), label = x.show(v), half = ctx.measureText(label).width / 2;
       if (at - half < last + 8) continue;
       const place = Math.min(Math.max(at, left + half - 20), right - half);

@@ -4,13 +4,13 @@ function meter(parts, top) {
   return parts.filter(([, v]) => v > 0).map(([kind, v]) => el("i", { style: `width:${(100 * v / top).toFixed(2)}%;background:var(--${kind})` }));
 }
 
-function openPeak() {
-  const peak = DATA.peak;
-  if (!peak || !peak.rows.length) return;
-  $("#peak").hidden = false;
+function showPeak({ peak, icicle: tree }) {
+  $("#peak").hidden = !(peak && peak.rows.length);
+  if ($("#peak").hidden) return;
+  icicle.show(tree);
   const it = op(peak.op);
   $("#peak-about").textContent = `What is alive when the peak of ${bytes(peak.bytes)} is reached`
-    + (it ? `, while ${it.name} runs${it.module ? ` in ${it.module}` : ""}${it.source ? ` (${it.source})` : ""}` : "")
+    + (it ? `, while ${it.title} runs${it.source ? ` (${it.source})` : ""}` : "")
     + ". To lower the peak, something in this list must go.";
   const headings = [{ name: "storage", kind: "name" }, { name: "made by", kind: "spare" }, { name: "kind" }, { name: "bytes", kind: "n" }, { name: "share", kind: "n spare" }, { name: "", kind: "meter" }];
   const top = peak.rows[0].bytes;
@@ -27,24 +27,18 @@ function openPeak() {
   render(12);
 }
 
-function openModules() {
-  if (!DATA.modules.length) return;
-  $("#modules").hidden = false;
-  const all = DATA.modules, top = Math.max(...all.map(m => m.kept_bytes + m.recomputed_bytes), 1);
+function showModules({ modules: all, recompute_by_op: again }) {
+  $("#modules").hidden = !all.length;
+  if (!all.length) return;
+  const top = Math.max(...all.map(m => m.kept_bytes + m.recomputed_bytes), 1);
   const columns = ["module", "kept", "recomputed", "extra time"];
   const body = el("tbody");
   $("#modules-table").replaceChildren(el("table", {}, el("thead", {}, el("tr", {},
     columns.map((c, i) => el("th", { class: i ? "n" : "name", scope: "col" }, c)), el("th", { class: "meter" }))), body));
-  const words = m => (m.words ??= [m.label, ...m.storages.map(s => {
-    const it = op(s.op);
-    return [s.name, s.fate, s.dtype, it.name, it.target, it.module, it.source].join(" ");
-  })].join("\n").toLowerCase());
-  const matches = (s, query) => {
-    const it = op(s.op);
-    return [s.name, s.fate, s.dtype, it.name, it.target, it.module, it.source].join(" ").toLowerCase().includes(query);
-  };
+  const wordsOf = s => { const it = op(s.op); return [s.name, s.fate, s.dtype, it.title, it.target, it.module, it.source].join(" ").toLowerCase(); };
+  const words = m => [m.label.toLowerCase(), ...m.storages.map(wordsOf)].join("\n");
   const inner = (m, query) => {
-    const lines = query && !m.label.toLowerCase().includes(query) ? m.storages.filter(s => matches(s, query)) : m.storages;
+    const lines = query && !m.label.toLowerCase().includes(query) ? m.storages.filter(s => wordsOf(s).includes(query)) : m.storages;
     const rows = lines.slice(0, 200).map(s => {
       const it = op(s.op);
       return el("tr", { class: "inner" },
@@ -76,13 +70,14 @@ function openModules() {
     body.replaceChildren(...rows);
     $("#found").textContent = query ? `${shown.length} of ${all.length} rows` : "";
   };
-  $("#find").addEventListener("input", e => render(e.target.value.trim().toLowerCase()));
-  render("");
-  if (DATA.recompute_by_op.length) {
-    $("#recompute").hidden = false;
-    const most = DATA.recompute_by_op[0].seconds || 1;
+  const renderFound = () => render($("#find").value.trim().toLowerCase());
+  $("#find").oninput = renderFound;
+  renderFound();
+  $("#recompute").hidden = !again.length;
+  if (again.length) {
+    const most = again[0].seconds || 1;
     $("#recompute-table").replaceChildren(table([{ name: "op", kind: "name" }, { name: "runs", kind: "n" }, { name: "time", kind: "n" }, { name: "", kind: "meter" }],
-      DATA.recompute_by_op.slice(0, 12).map(r => [r.op, grouped(r.num_runs), seconds(r.seconds), meter([["recomputed", r.seconds]], most)])));
+      again.slice(0, 12).map(r => [r.op, grouped(r.num_runs), seconds(r.seconds), meter([["recomputed", r.seconds]], most)])));
   }
 }
 
@@ -90,7 +85,7 @@ function openBatch() {
   const rows = DATA.batch;
   if (!rows.length) return;
   $("#batch").hidden = false;
-  const budget = DATA.tides.length ? DATA.tides[0].budget_bytes : 0;
+  const budget = DATA.batch_budget_bytes;
   const names = [["without a budget", "baseline", "p5", "square", [5, 4]], ["with the budget", "planned", "p0", "circle", []]];
   const make = (host, suffix, show, label, name) => {
     const series = names.map(([words, which, color, shape, dash]) => ({ name: words, color, shape, line: true, dash,
@@ -99,15 +94,17 @@ function openBatch() {
     if (!ys.length) { $(host).hidden = true; return; }
     const [low, high] = around(rows.map(r => r.batch), 0.05);
     xyChart($(host), { label, series, x: { min: Math.max(0, low), max: high, show: v => String(+v.toFixed(1)), name: "batch size" },
-      y: { min: 0, max: Math.max(...ys) * 1.1, binary: suffix === "peak_bytes", show: suffix === "peak_bytes" ? shortBytes : v => String(+v.toPrecision(3)), name },
+      y: { min: 0, max: Math.max(...ys, suffix === "peak_bytes" ? budget : 0) * 1.1, binary: suffix === "peak_bytes", show: suffix === "peak_bytes" ? shortBytes : v => String(+v.toPrecision(3)), name },
       under: suffix === "peak_bytes" && budget ? (ctx, plot) => {
         const y = plot.py(budget); ctx.strokeStyle = theme.color("warn"); ctx.setLineDash([2, 3]); ctx.lineWidth = 1.3;
         ctx.beginPath(); ctx.moveTo(plot.area.left, y); ctx.lineTo(plot.area.right, y); ctx.stroke(); ctx.setLineDash([]);
+        ctx.font = `11.5px ${getComputedStyle(document.body).fontFamily}`;
+        ctx.fillStyle = theme.color("warn"); ctx.textAlign = "right"; ctx.textBaseline = "bottom"; ctx.fillText(`budget ${bytes(budget)}`, plot.area.right - 4, y - 3);
       } : null });
   };
   make("#batch-peak", "peak_bytes", bytes, "Peak against batch size", "peak");
   make("#batch-speed", "samples_per_second", v => `${+v.toPrecision(4)} samples a second`, "Throughput against batch size", "samples a second");
-  $("#batch-legend").replaceChildren(...names.map(([words, , color]) => legendItem(`var(--${color})`, words)), ...(budget ? [legendItem("var(--warn)", "budget", "dash")] : []));
+  $("#batch-legend").replaceChildren(...names.map(([words, , color]) => legendItem(`var(--${color})`, words)));
   const cell = (v, show) => (v === null || v === undefined ? "\u2013" : show(v));
   const speed = v => String(+v.toPrecision(4));
   $("#batch-table").replaceChildren(table([{ name: "batch", kind: "n" }, { name: "baseline peak", kind: "n" }, { name: "planned peak", kind: "n" }, { name: "baseline samples/s", kind: "n" }, { name: "planned samples/s", kind: "n" }],
@@ -125,10 +122,9 @@ function openFidelity() {
   $("#fidelity-checks").replaceChildren(...data.checks.map(c => el("li", { class: c.equal ? "yes" : "no" }, c.equal ? `${c.name}: bitwise equal` : `${c.name}: different`)));
 }
 
-function openSearch() {
-  const data = DATA.search;
+function showSearch({ search: data }) {
+  $("#search").hidden = !data;
   if (!data) return;
-  $("#search").hidden = false;
   const reasons = { optimal: "it proved its plan to be the best", time_limit: "its time was up", interrupted: "it was interrupted" };
   $("#search-about").textContent = `The best plan found so far, over the time of the search, and the bound below which no plan lies. It ended after ${seconds(data.search_seconds)} because ${reasons[data.stopped_by] || `of: ${data.stopped_by}`}.`;
   const points = data.incumbent.map(p => ({ x: p.search_seconds, y: p.overhead, tip: [line(el("b", {}, percent(p.overhead, true))), line(`after ${seconds(p.search_seconds)}`, "quiet")] }));

@@ -1,34 +1,52 @@
 // The tide: live bytes stacked by kind. A column of pixels that covers many runs shows
 // the highest of them, so the peak is on the screen at every zoom.
 const tideChart = {
-  plot: null, tide: null, axis: "run", hidden: new Set(), at: -1, columns: null, listeners: [],
+  plot: null, tide: null, axis: "run", hidden: new Set(), at: -1, columns: null, listeners: [], found: [],
 
   open() {
-    if (!DATA.tides.length) return;
+    if (!VIEW.tide) return;
     $("#tide").hidden = false;
-    const over = DATA.tides[0].outline;
-    const measured = DATA.measured ? " The solid line was measured." : "";
-    $("#tide-about").textContent = (over ? `The dashed line is ${over.label === "baseline" ? "the baseline, with everything kept" : over.label}.` : "") + measured
-      + " Drag to zoom, double-click to go back.";
-    this.measured = DATA.measured ? openCurve(DATA.measured) : null;
     for (const button of $$("[data-axis]")) button.addEventListener("click", () => this.setAxis(button.dataset.axis));
     for (const button of $$("[data-zoom]")) button.addEventListener("click", () => this.zoom(button.dataset.zoom));
-    this.show(0);
+    this.listenForWords();
+    whenShown(() => this.show());
   },
-  xs() { return this.axis === "run" ? this.tide.run : this.tide.start; },
+  xs() { return this.axis === "run" ? this.tide.run : this.tide.start_seconds; },
   end() { return this.axis === "run" ? this.tide.num_runs : this.tide.seconds; },
-  show(number) {
-    this.tide = openTide(number);
+  show() {
+    const raw = VIEW.tide, over = raw.outline;
+    this.tide = { ...raw, again: raw.again.map(Boolean), peakAt: raw.run.indexOf(raw.peak_run) };
     this.at = -1;
-    const chip = $("#tide-plan");
-    chip.hidden = number === 0;
-    if (number !== 0)
-      chip.replaceChildren(
-        `showing ${this.tide.label}: peak ${bytes(this.tide.peak_bytes)}, ${percent(this.tide.overhead, true)} time`,
-        el("button", { type: "button", on: { click: () => { this.show(0); frontierChart.select(0); } } }, "back"));
-    $("#tide").dataset.shown = number;
+    $("#tide-about").textContent = (over ? `The dashed line is ${over.label === "baseline" ? "the step with everything kept" : over.label}.` : "")
+      + (VIEW.measured ? " The solid line is measured." : "") + " Drag to zoom.";
+    this.find($("#tide-find").value);
     this.legend();
     this.build();
+  },
+  // Type / to find ops by name, module, kind or line; Enter goes from one to the next.
+  listenForWords() {
+    const box = $("#tide-find");
+    addEventListener("keydown", e => {
+      if (e.key === "/" && !/^(INPUT|TEXTAREA)$/.test(document.activeElement.tagName)) { box.focus(); box.select(); e.preventDefault(); }
+    });
+    box.addEventListener("input", () => { this.find(box.value); this.plot.redraw(); });
+    box.addEventListener("keydown", e => {
+      if (e.key === "Enter") this.next(e.shiftKey ? -1 : 1);
+      else if (e.key === "Escape") { box.value = ""; this.find(""); this.plot.point(null); this.plot.redraw(); box.blur(); }
+    });
+  },
+  find(text) {
+    const query = text.trim().toLowerCase(), { title, name, target, module, source } = DATA.ops;
+    const fits = [...title.keys()].map(i => query && [title[i], name[i], target[i], module[i], source[i]].join(" ").toLowerCase().includes(query));
+    this.found = [...this.tide.op.keys()].filter(i => fits[this.tide.op[i]]);
+    $("#tide-status").textContent = query ? `${grouped(this.found.length)} runs match${this.found.length ? "; Enter goes to the next" : ""}` : "";
+  },
+  next(way) {
+    const after = way > 0 ? this.found.find(i => i > this.at) : this.found.findLast(i => i < this.at);
+    const i = after ?? this.found.at(way > 0 ? 0 : -1);
+    if (i === undefined) return;
+    this.goTo(i);
+    $("#tide-status").textContent = `${grouped(this.found.indexOf(i) + 1)} of ${grouped(this.found.length)}: ${$("#tide-status").textContent}`;
   },
   setAxis(axis) {
     if (axis === this.axis) return;
@@ -38,7 +56,7 @@ const tideChart = {
     this.build(was);
   },
   translate(v, axis) {
-    const from = this.axis === "run" ? this.tide.run : this.tide.start, to = axis === "run" ? this.tide.run : this.tide.start;
+    const from = this.axis === "run" ? this.tide.run : this.tide.start_seconds, to = axis === "run" ? this.tide.run : this.tide.start_seconds;
     if (v >= this.end()) return Infinity;
     return to[Math.max(0, upper(from, v) - 1)];
   },
@@ -54,7 +72,7 @@ const tideChart = {
   build(view) {
     const tide = this.tide, end = this.end() || 1, by = this.axis;
     const top = Math.max(tide.peak_bytes, tide.budget_bytes && tide.budget_bytes < 1.6 * tide.peak_bytes ? tide.budget_bytes : 0,
-      tide.outline ? tide.outline.peak_bytes : 0, this.line() ? Math.max(...this.line().live) : 0) * 1.06 || 1;
+      tide.eager_peak_bytes, tide.outline ? tide.outline.peak_bytes : 0, this.line() ? Math.max(...this.line().live_bytes) : 0) * 1.06 || 1;
     const options = {
       label: `Live bytes over the step, peak ${bytes(tide.peak_bytes)}. Arrow keys move along the runs, plus and minus zoom.`,
       x: { min: 0, max: end, zoom: true, least: by === "run" ? Math.min(8, end) : end / 4000,
@@ -65,14 +83,14 @@ const tideChart = {
       after: (ctx, plot) => this.marks(ctx, plot),
       hover: px => this.hover(px),
       step: (way, far) => this.step(way * (far ? 10 : 1)),
-      moved: v => { for (const tell of this.listeners) tell(v, by, tide.number); },
+      moved: v => { for (const tell of this.listeners) tell(v, by); },
     };
     if (!this.plot) this.plot = new Plot($("#tide-chart"), options);
     else { this.plot.options = options; this.plot.view = [0, end]; this.plot.cursor = null; tip.hide(); this.plot.redraw(); }
     const [a, b] = view || [0, end];
     this.plot.setView(a, Math.min(b, end));
   },
-  line() { return this.tide.number === 0 ? this.measured : null; },
+  line() { return VIEW.measured; },
   under(ctx, plot) {
     const { top, bottom } = plot.area;
     this.tide.bands.forEach((band, i) => {
@@ -82,7 +100,7 @@ const tideChart = {
   },
   // For each column of pixels: the sample to show, the highest that falls into it.
   sample(plot) {
-    const xs = this.xs(), live = this.tide.live, count = Math.max(1, Math.round(plot.spanX));
+    const xs = this.xs(), live = this.tide.live_bytes, count = Math.max(1, Math.round(plot.spanX));
     const found = new Int32Array(count);
     let next = Math.max(0, upper(xs, plot.view[0]) - 1), last = next;
     for (let c = 0; c < count; c++) {
@@ -104,7 +122,7 @@ const tideChart = {
     if (over) this.curve(ctx, plot, over, { fill: faded(theme.color("soft"), 0.10) });
     const floor = new Float64Array(columns.length);
     for (const { kind } of DATA.kinds) {
-      const values = tide.kinds[kind];
+      const values = tide.by_kind[kind];
       if (!values || this.hidden.has(kind)) continue;
       ctx.fillStyle = theme.color(kind);
       ctx.beginPath();
@@ -127,7 +145,7 @@ const tideChart = {
     if (measured) this.curve(ctx, plot, measured, { stroke: theme.color("ink"), width: 1.5 });
   },
   curve(ctx, plot, curve, { fill, stroke, dash, width }) {
-    const xs = this.axis === "run" ? curve.run : curve.start, live = curve.live;
+    const xs = this.axis === "run" ? curve.run : curve.start_seconds, live = curve.live_bytes;
     let i = Math.max(0, upper(xs, plot.view[0]) - 1), high = live[i];
     const points = [[plot.px(xs[i]), high]];
     while (i < xs.length && xs[i] <= plot.view[1]) {
@@ -168,12 +186,16 @@ const tideChart = {
       ctx.fillStyle = faded(theme.color("panel"), 0.82); ctx.beginPath(); ctx.roundRect(...box, 4); ctx.fill();
       ctx.fillStyle = color; ctx.textAlign = "left"; ctx.fillText(words, at, y);
     };
-    const budget = tide.budget_bytes, base = tide.outline;
-    if (budget && budget <= plot.options.y.max) {
-      const y = Math.round(plot.py(budget)) + 0.5;
-      ctx.strokeStyle = theme.color("warn"); ctx.lineWidth = 1.3; ctx.setLineDash([2, 3]);
+    const budget = tide.budget_bytes, base = tide.outline, eager = tide.eager_peak_bytes;
+    const level = (at, color, dash) => {
+      const y = Math.round(plot.py(at)) + 0.5;
+      ctx.strokeStyle = color; ctx.lineWidth = 1.3; ctx.setLineDash(dash);
       ctx.beginPath(); ctx.moveTo(left, y); ctx.lineTo(right, y); ctx.stroke(); ctx.setLineDash([]);
-    }
+    };
+    if (eager) level(eager, theme.color("p4"), [7, 3]);
+    if (budget && budget <= plot.options.y.max) level(budget, theme.color("warn"), [2, 3]);
+    ctx.fillStyle = theme.color("accent");
+    for (const i of this.found) { const at = plot.px(this.xs()[i]); if (at >= left && at <= right) ctx.fillRect(at - 0.75, top - 5, 2, 5); }
     const x = plot.px(this.xs()[tide.peakAt]), y = plot.py(tide.peak_bytes);
     if (x >= left - 1 && x <= right + 1) {
       const name = `peak ${bytes(tide.peak_bytes)}`, right_side = x + ctx.measureText(name).width + 14 < right;
@@ -182,8 +204,9 @@ const tideChart = {
       ctx.fillStyle = theme.color("warn"); ctx.fill(); ctx.lineWidth = 1.5; ctx.strokeStyle = theme.color("panel"); ctx.stroke();
     }
     if (budget && budget <= plot.options.y.max) label(`budget ${bytes(budget)}`, left + 8, plot.py(budget) - 5, theme.color("warn"), "left");
+    if (eager) label(`eager ${bytes(eager)}`, left + 8, plot.py(eager) - 5, theme.color("p4"), "left");
     if (base) {
-      const highest = base.live.indexOf(base.peak_bytes), at = plot.px((this.axis === "run" ? base.run : base.start)[highest]);
+      const highest = base.live_bytes.indexOf(base.peak_bytes), at = plot.px((this.axis === "run" ? base.run : base.start_seconds)[highest]);
       const words = `${base.label} ${bytes(base.peak_bytes)}`, onRight = at + ctx.measureText(words).width + 14 < right;
       if (at >= left && at <= right) label(words, onRight ? at + 9 : at - 9, plot.py(base.peak_bytes) + 9, theme.color("soft"), onRight ? "left" : "right");
     }
@@ -197,24 +220,35 @@ const tideChart = {
   cursor(i, px) {
     const tide = this.tide, plot = this.plot;
     this.at = i;
-    const rows = DATA.kinds.filter(k => tide.kinds[k.kind] && tide.kinds[k.kind][i]).reverse()
-      .map(k => pairLine(`var(--${k.kind})`, k.name, bytes(tide.kinds[k.kind][i])));
+    const rows = DATA.kinds.filter(k => tide.by_kind[k.kind] && tide.by_kind[k.kind][i]).reverse()
+      .map(k => pairLine(`var(--${k.kind})`, k.name, bytes(tide.by_kind[k.kind][i])));
     const what = `run ${grouped(tide.run[i] + 1)} of ${grouped(tide.num_runs)}` + (tide.again[i] ? ", again" : "");
-    $("#tide-status").textContent = "";
-    return { px: px ?? plot.px(this.xs()[i]), py: plot.py(tide.live[i]), line: true,
-      tip: [...opLines(tide.op[i]), line(`${what} \u00b7 ${bytes(tide.live[i])} alive`, "quiet"), ...rows] };
+    const base = this.baseline(i), saved = base - tide.live_bytes[i];
+    if (base) rows.push(pairLine("var(--soft)", tide.outline.label, bytes(base)),
+      line(saved >= 0 ? `${bytes(saved)} less, ${percent(saved / base)}` : `${bytes(-saved)} more`, "quiet"));
+    return { px: px ?? plot.px(this.xs()[i]), py: plot.py(tide.live_bytes[i]), line: true,
+      tip: [...opLines(tide.op[i]), line(`${what} \u00b7 ${bytes(tide.live_bytes[i])} alive`, "quiet"), ...rows] };
+  },
+  // What the other schedule holds beside a sample of this one; 0 if there is none.
+  baseline(i) {
+    const over = this.tide.outline;
+    if (!over) return 0;
+    const at = upper(over.run, this.tide.run[i]) - 1;
+    return at < 0 ? 0 : over.live_bytes[at];
   },
   step(by) {
     const xs = this.xs(), last = xs.length - 1;
-    const i = this.at < 0 ? Math.min(last, upper(xs, this.plot.view[0])) : Math.min(last, Math.max(0, this.at + by));
-    const [a, b] = this.plot.view;
+    this.goTo(this.at < 0 ? Math.min(last, upper(xs, this.plot.view[0])) : Math.min(last, Math.max(0, this.at + by)));
+  },
+  goTo(i) {
+    const xs = this.xs(), [a, b] = this.plot.view;
     if (xs[i] < a || xs[i] > b) this.plot.setView(xs[i] - (b - a) / 2, xs[i] + (b - a) / 2);
     this.plot.point(this.cursor(i));
     const it = op(this.tide.op[i]);
-    $("#tide-status").textContent = `run ${this.tide.run[i] + 1}: ${it.name}${it.module ? ` in ${it.module}` : ""}, ${bytes(this.tide.live[i])} alive`;
+    $("#tide-status").textContent = `run ${this.tide.run[i] + 1}: ${it.title}, ${bytes(this.tide.live_bytes[i])} alive`;
   },
   legend() {
-    const items = DATA.kinds.filter(k => this.tide.kinds[k.kind]).map(({ kind, name }) => {
+    const items = DATA.kinds.filter(k => this.tide.by_kind[k.kind]).map(({ kind, name }) => {
       const button = el("button", { type: "button", "aria-pressed": String(!this.hidden.has(kind)), title: "Show or hide", on: { click: () => {
         if (!this.hidden.delete(kind)) this.hidden.add(kind);
         button.setAttribute("aria-pressed", String(!this.hidden.has(kind)));
@@ -223,6 +257,7 @@ const tideChart = {
       return button;
     });
     if (this.tide.outline) items.push(legendItem("var(--soft)", this.tide.outline.label, "dash"));
+    if (this.tide.eager_peak_bytes) items.push(legendItem("var(--p4)", "eager's peak", "dash"));
     if (this.line()) items.push(legendItem("var(--ink)", "measured", "bar"));
     if (this.tide.again.some(Boolean)) items.push(legendItem("var(--recomputed)", "below the axis: ops run again", "bar"));
     $("#tide-legend").replaceChildren(...items);

@@ -5,20 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from lowtide.reporting.pictures.style import (
-    CYCLE,
-    SOFT,
-    WARN,
-    byte_axis,
-    percent_axis,
-    picture,
-    shown_as,
-)
+from lowtide.reporting.pictures import style
+from lowtide.reporting.pictures.style import picture
 from lowtide.step.format import format_bytes, format_percent
 
 _SIDES = (
-    ("baseline", "as it is", SOFT, "s--"),
-    ("planned", "with a plan", CYCLE[0], "o-"),
+    ("baseline", "without a plan", style.SOFT, "s--"),
+    ("planned", "with a plan", style.CYCLE[0], "o-"),
 )
 
 
@@ -50,90 +43,72 @@ def draw_batch(
             [row["batch"] for row in real],
             [row[f"measured_{side}"]["peak_bytes"] for row in real],
             "x",
-            color=WARN,
+            color=style.WARN,
             label="measured" if side == "planned" and real else None,
         )
     if budget_bytes:
-        peaks.axhline(budget_bytes, color=WARN, linestyle=":", linewidth=1)
-        peaks.annotate(
-            f"budget {format_bytes(budget_bytes)}",
-            (1.0, budget_bytes),
-            xycoords=("axes fraction", "data"),
-            ha="right",
-            va="bottom",
-            color=WARN,
-            fontsize=8,
-        )
+        peaks.axhline(budget_bytes, color=style.WARN, linestyle=":", linewidth=1)
+        text, end = f"budget {format_bytes(budget_bytes)}", (1.0, budget_bytes)
+        at = {"xycoords": ("axes fraction", "data"), "ha": "right"}
+        style.beside_point(peaks, text, end, (0, 2), color=style.WARN, **at)
     for axes, name in ((peaks, "peak of the step"), (speeds, "samples per second")):
         axes.set_xlabel("batch size")
         axes.set_ylabel(name)
         axes.set_ylim(0)
         axes.legend(frameon=False)
-    byte_axis(peaks.yaxis)
+    style.byte_axis(peaks.yaxis)
 
 
 def against_picture(data: dict[str, Any], form: str) -> bytes:
     """Extra time against the peak that the system saw, one mark for each method."""
-    return picture(_draw_against, data, form, height=3.8)
+    return picture(_draw_against, data, form, height=4.4)
+
+
+# The color of each family of methods: by how its name begins.
+_FAMILIES = {
+    "lowtide": style.CYCLE[0],
+    "blocks": style.CYCLE[1],
+    "sequential": style.CYCLE[1],
+    "selective": style.CYCLE[4],
+    "torch_budget": style.CYCLE[2],
+    "inductor": style.CYCLE[2],
+}
 
 
 def _draw_against(figure: Any, data: dict[str, Any]) -> None:
     axes = figure.add_subplot()
     base = data["rows"][0]
-    places = {
-        row["name"]: (
-            row["rss_peak_bytes"] / max(1, base["rss_peak_bytes"]),
-            row["time_ratio"] - 1,
-        )
-        for row in data["rows"]
-        if not row["problem"]
-        and row["rss_peak_bytes"]
-        # Made for another peak than the one that is drawn.
-        and row["name"] != "lowtide_activations"
-    }
-    labels: list[tuple[float, float, str]] = []
+    labels: list[tuple[str, tuple[float, float], str]] = []
+    ours: list[tuple[float, float]] = []
     for row in data["rows"]:
-        if row["name"] not in places:
+        # One row is made for another peak than the one that is drawn.
+        is_other_peak = row["name"] == "lowtide_activations"
+        if row["problem"] or not row["rss_peak_bytes"] or is_other_peak:
             continue
-        is_ours = row["name"].startswith("lowtide")
-        x, y = places[row["name"]]
-        if row["matches"] in places:
-            # Made for that method's peak: the line says so, without a name.
-            other_x, other_y = places[row["matches"]]
-            axes.plot([x, other_x], [y, other_y], color=SOFT, linewidth=0.6)
-        axes.plot(
-            x,
-            y,
-            "o" if is_ours else "s",
-            color=CYCLE[0] if is_ours else SOFT,
-            fillstyle="full" if row["is_exact"] else "none",
-        )
-        if not row["matches"]:
-            labels.append((x, y, row["label"]))
-    _label(axes, labels)
-    axes.set_title(
-        "Filled: the numbers of eager; hollow: others. Round: lowtide, a line to "
-        "the method whose peak it was given.",
-        fontsize=7,
-    )
+        share = row["rss_peak_bytes"] / max(1, base["rss_peak_bytes"])
+        place = (share, row["time_ratio"] - 1)
+        family = next((f for f in _FAMILIES if row["name"].startswith(f)), "")
+        color = _FAMILIES.get(family, style.INK)
+        if family == "lowtide":
+            ours.append(place)
+        else:
+            look = "full" if row["is_exact"] else "none"
+            axes.plot(*place, "s", color=color, fillstyle=look, markersize=6)
+            labels.append((row["label"], place, color))
+    if ours:
+        line = list(zip(*sorted(ours), strict=True))
+        axes.plot(*line, "o-", color=_FAMILIES["lowtide"], linewidth=1.4, markersize=5)
+        labels.insert(0, ("lowtide", min(ours), _FAMILIES["lowtide"]))
+    name, *options = data["target"]
+    sizes = " ".join(options).replace("--batch", "batch").replace(" --option ", ", ")
+    model = ", ".join(filter(None, (name, sizes.removeprefix("--option "))))
+    axes.set_title(f"{model}: what each method pays in time for its peak", pad=16)
+    exact = "hollow: other numbers than plain PyTorch's"
+    at = {"xycoords": "axes fraction", "ha": "left"}
+    style.beside_point(axes, exact, (0.0, 1.0), (0, 4), **at)
     axes.set_xlabel("peak of the step, as a share of eager's")
     axes.set_ylabel("extra time")
-    percent_axis(axes.xaxis)
-    shown_as(axes.yaxis, lambda value: format_percent(value, signed=True))
-
-
-def _label(axes: Any, labels: list[tuple[float, float, str]]) -> None:
-    """A letter at each mark, and what the letters stand for beside the axes."""
-    for place, (x, y, text) in enumerate(sorted(labels)):
-        letter = chr(ord("a") + place)
-        axes.annotate(
-            letter, (x, y), xytext=(5, 3), textcoords="offset points", fontsize=8
-        )
-        axes.text(
-            1.03,
-            0.97 - 0.07 * place,
-            f"{letter}  {text}",
-            transform=axes.transAxes,
-            fontsize=8,
-            verticalalignment="top",
-        )
+    axes.margins(0.08)
+    style.percent_axis(axes.xaxis)
+    style.shown_as(axes.yaxis, lambda value: format_percent(value, signed=True))
+    style.label_points(figure, axes, labels)

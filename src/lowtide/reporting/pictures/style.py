@@ -31,6 +31,13 @@ _STYLE = {
     "text.parse_math": False,
 }
 
+# What tells our files from others, so that they may be replaced.
+_STAMPS: dict[str, dict[str, str | None]] = {
+    "png": {"Software": "lowtide"},
+    "svg": {"Creator": "lowtide", "Date": None},
+    "pdf": {"Creator": "lowtide", "CreationDate": None},
+}
+
 
 def picture(
     draw: Callable[[Any, dict[str, Any]], None],
@@ -47,8 +54,7 @@ def picture(
         figure = Figure(figsize=(width, height), layout="constrained")
         draw(figure, data)
         out = io.BytesIO()
-        stamp = {"Date": None} if form == "svg" else {}
-        figure.savefig(out, format=form, dpi=200, metadata=stamp)
+        figure.savefig(out, format=form, dpi=200, metadata=_STAMPS[form])
     return out.getvalue()
 
 
@@ -77,7 +83,6 @@ def byte_axis(axis: Any) -> None:
 
 
 def percent_axis(axis: Any) -> None:
-    """Ticks as percentages."""
     shown_as(axis, format_percent)
 
 
@@ -90,3 +95,55 @@ def shown_as(axis: Any, show: Callable[[float], str]) -> None:
 
     axis.set_major_formatter(FuncFormatter(label))
     axis.set_minor_formatter(NullFormatter())
+
+
+def beside_point(
+    axes: Any,
+    text: str,
+    place: tuple[float, float],
+    offset: tuple[int, int],
+    **look: Any,
+) -> Any:
+    """A small label at an offset from a point."""
+    look = {"xytext": offset, "textcoords": "offset points", "color": SOFT, **look}
+    return axes.annotate(text, place, fontsize=8, **look)
+
+
+# Where a label may stand beside its point: how far in points, and which end is there.
+_SIDES = [
+    ((8, 0), "left"),
+    ((-8, 0), "right"),
+    *(
+        ((x, y), end)
+        for y in (9, -9, 18, -18)
+        for x, end in ((4, "left"), (-4, "right"))
+    ),
+    *(((0, y), "center") for y in (11, -11)),
+]
+
+
+def label_points(
+    figure: Any, axes: Any, labels: list[tuple[str, tuple[float, float], str]]
+) -> None:
+    """Name points beside them, each on the first side where it covers nothing.
+
+    Call it last: where the axes are is known when everything else is drawn.
+    """
+    from matplotlib.transforms import Bbox
+
+    figure.draw_without_rendering()
+    marks = [line.get_transform().transform(line.get_xydata()) for line in axes.lines]
+    taken = [Bbox.from_bounds(x - 5, y - 5, 10, 10) for xy in marks for x, y in xy]
+    room = axes.get_window_extent()
+    for text, place, color in labels:
+        for offset, end in _SIDES:
+            look = {"ha": end, "va": "center", "color": color}
+            shown = beside_point(axes, text, place, offset, **look)
+            box = shown.get_window_extent()
+            is_inside = room.x0 <= box.x0 and box.x1 <= figure.bbox.x1
+            if is_inside and not any(box.overlaps(other) for other in taken):
+                break
+            shown.remove()
+        else:
+            shown = beside_point(axes, text, place, (8, 0), color=color, va="center")
+        taken.append(shown.get_window_extent())

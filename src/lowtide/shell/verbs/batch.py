@@ -3,93 +3,103 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lowtide.errors import InvalidArgumentError, LowtideError
+from lowtide.shell import options
 from lowtide.shell.failures import say
-from lowtide.shell.frame import PICTURES, Content, Frame, SavingFrame
+from lowtide.shell.frame import PICTURES, Frame, SavingFrame, by_ending
 from lowtide.shell.options import (
-    Device,
-    How,
-    ModelOptions,
-    Planner,
-    TargetText,
-    TimeLimit,
     option,
+    planner_words,
     read_budget,
     saved_as,
     words_of,
 )
-from lowtide.shell.page import user_prints_elsewhere
 from lowtide.shell.progress import note, stage
-from lowtide.shell.target import Target, build, load_api, read_target, step_of
+from lowtide.shell.target import Target, build, load_api, read_target
 from lowtide.step.format import format_bytes, format_percent
 from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan
 from lowtide.step.units import to_bytes
 
 if TYPE_CHECKING:
-    from lowtide.engine.batch import BatchRow
+    from lowtide.engine.batch import BatchRow, Measured
 
 # A step is only run here if this share of the free memory holds it.
 _SAFE_SHARE = 0.6
+_BUDGET = (
+    "Peak of the whole step: 6GiB, or a share such as 60% of what the largest batch "
+    "needs.  [default: what the smallest batch needs without a plan]"
+)
+_OUTPUT = "A picture (.png, .svg, .pdf), a report (.html) or data (.json)."
+_RUN = "Whether to measure the sizes that fit here."
+_LARGEST = "Whether to look for the largest batch."
 
 
 def batch(
     frame: SavingFrame,
-    target: TargetText,
+    target: options.TargetText,
     batches: Annotated[
-        str, typer.Option(metavar="LIST", help="Batch sizes, with commas between.")
+        str, option("Batch sizes, separated by commas.", "LIST")
     ] = "4,8,16,32",
     budget: Annotated[
-        str | None,
-        option(
-            "Peak of the whole step: 6GiB, or a share such as 60% of what the largest "
-            "batch needs.  [default: what the smallest batch needs as it is]",
-            "SIZE",
-            envvar="LOWTIDE_BUDGET",
-        ),
+        str | None, option(_BUDGET, "SIZE", envvar="LOWTIDE_BUDGET")
     ] = None,
-    output: Annotated[
-        Path | None,
-        saved_as("A picture (.png, .svg, .pdf), a report (.html) or data (.json)."),
-    ] = None,
-    run: Annotated[
-        bool,
-        typer.Option(
-            "--run/--no-run", help="Whether to measure the sizes that fit here."
-        ),
-    ] = True,
+    output: Annotated[Path | None, saved_as(_OUTPUT)] = None,
+    run: Annotated[bool, typer.Option("--run/--no-run", help=_RUN)] = True,
     largest: Annotated[
-        bool,
-        typer.Option(
-            "--largest/--no-largest", help="Whether to look for the largest batch."
-        ),
+        bool, typer.Option("--largest/--no-largest", help=_LARGEST)
     ] = True,
-    planner: Planner = "auto",
-    time_limit: TimeLimit = 5.0,
-    model_options: ModelOptions = None,
-    how: How = "measure",
-    device: Device = None,
+    planner: options.Planner = "auto",
+    time_limit: options.TimeLimit = 5.0,
+    model_options: options.ModelOptions = None,
+    how: options.How = "measure",
+    device: options.Device = None,
 ) -> None:
     """Show peak and throughput against batch size, and the largest that fits."""
+    from lowtide.reporting.pictures import batch_picture
+
     sizes = _read_sizes(batches)
     wanted = None if budget is None else read_budget(budget)
-    asked = _read_target(target, model_options)
+    asked = read_target(target, None, model_options)
+    if asked.kind == "file":
+        raise InvalidArgumentError(
+            f"lowtide batch {target}",
+            "a saved step has one batch size",
+            "Give a built-in model, or a function such as def make_step(batch)",
+        )
     frame.will_save(output, *PICTURES, ".html", ".json")
-    steps = {n: step_of(asked.at(n), how=how, device=device) for n in sizes}
+
+    def source(size: int) -> options.StepSource:
+        return options.StepSource(target, size, model_options, how, device)
+
+    steps = {size: source(size).step() for size in sizes}
     peaks = [step.eager_peak_bytes for step in steps.values()]
     budget_bytes = to_bytes(
         min(peaks) if wanted is None else wanted, baseline_bytes=max(peaks)
     )
     search = {"planner": planner, "time_limit": time_limit}
-    rows, plans = _predicted(steps, budget_bytes, search)
-    if run and how == "measure":
-        rows = [_measured(asked.at(r.batch), r, plans[r.batch]) for r in rows]
-    most = _largest(asked, budget_bytes, plans, search) if largest else {}
+    rows: list[BatchRow] = []
+    plans: dict[int, Plan | None] = {}
+    most: dict[str, Any] = {}
+    try:
+        for size, step in steps.items():
+            row, plans[size] = _predicted(size, step, budget_bytes, search)
+            rows.append(row)
+        if run and how == "measure":
+            for place, row in enumerate(rows):
+                rows[place] = _measured(asked.at(row.batch), row, plans[row.batch])
+        if largest:
+            most = _largest(asked, budget_bytes, plans, search, how)
+    except KeyboardInterrupt:
+        if not rows:
+            raise
+        say("note", "interrupted: this is what was found so far")
     data = {
         "lowtide": "batch",
         "target": list(asked.words),
@@ -97,51 +107,35 @@ def batch(
         "rows": [row.to_dict() for row in rows],
         **most,
     }
-    frame.save(output, lambda ending: _content(ending, data, steps))
+    frame.save(output, by_ending(data, batch_picture, lambda: _page(data, steps)))
     frame.result(data)
     frame.line(f"{asked.name} within {format_bytes(budget_bytes)}", "bold")
     _show(frame, rows, most)
     _advise(frame, rows, budget_bytes)
-    best = most.get("largest_batch") or sizes[-1]
-    words = (*asked.at(best).words, "--budget", str(budget_bytes))
+    fits = [size for size, plan in plans.items() if plan is not None]
+    size = fits[-1] if fits else most.get("largest_batch", 1)
+    words = (*source(size).words, "--budget", str(budget_bytes))
+    words = (*words, *planner_words(planner))
     frame.next("plan", *words, "-o", f"{asked.name}.plan.json")
 
 
 def _read_sizes(text: str) -> list[int]:
-    """Batch sizes in rising order."""
     parts = words_of(text)
     if not parts or not all(p.isdecimal() and int(p) > 0 for p in parts):
         raise InvalidArgumentError(
-            f"--batches {text}", "it is no list of sizes", "Write --batches 4,8,16"
+            f"--batches {text}", "it is not a list of sizes", "Write --batches 4,8,16"
         )
     return sorted({int(part) for part in parts})
 
 
-def _read_target(target: str, model_options: list[str] | None) -> Target:
-    asked = read_target(target, None, model_options)
-    if asked.kind == "file":
-        raise InvalidArgumentError(
-            f"lowtide batch {target}",
-            "a saved step has one batch size",
-            "Give a built-in model, or a function that takes batch, as in "
-            "def make_step(batch)",
-        )
-    return asked
-
-
 def _predicted(
-    steps: dict[int, StepGraph], budget_bytes: int, search: dict[str, Any]
-) -> tuple[list[BatchRow], dict[int, Plan | None]]:
+    size: int, step: StepGraph, budget_bytes: int, search: dict[str, Any]
+) -> tuple[BatchRow, Plan | None]:
     from lowtide.engine.batch import predict_row
 
-    rows: list[BatchRow] = []
-    plans: dict[int, Plan | None] = {}
-    for size, step in steps.items():
-        title = f"planning a batch of {size}"
-        with stage(title, limit_seconds=search["time_limit"]):
-            row, plans[size] = predict_row(size, step, budget_bytes, **search)
-        rows.append(row)
-    return rows, plans
+    title = f"planning a batch of {size}"
+    with stage(title, limit_seconds=search["time_limit"]):
+        return predict_row(size, step, budget_bytes, **search)
 
 
 def _measured(asked: Target, row: BatchRow, plan: Plan | None) -> BatchRow:
@@ -156,7 +150,7 @@ def _measured(asked: Target, row: BatchRow, plan: Plan | None) -> BatchRow:
         )
         return row
     example = build(asked)
-    with stage(f"running a batch of {row.batch}"), user_prints_elsewhere():
+    with stage(f"running a batch of {row.batch}"):
         try:
             plain, planned = measure_both(
                 example.model, example.batch, example.loss, plan
@@ -172,115 +166,99 @@ def _largest(
     budget_bytes: int,
     plans: dict[int, Plan | None],
     search: dict[str, Any],
+    how: str,
 ) -> dict[str, Any]:
+    """The largest batch by estimate, confirmed by measuring if that was asked for."""
     api = load_api()
-    from lowtide.engine.batch import find_largest
+    from lowtide.engine.batch import confirm_largest, find_largest
 
-    def step_at(size: int) -> StepGraph:
-        example = build(asked.at(size), fake=True)
-        with user_prints_elsewhere():
-            return api.profile(
-                example.model, example.batch, loss=example.loss, how="estimate"
-            )
+    def step_at(size: int, how: str = "estimate") -> StepGraph:
+        example = build(asked.at(size), fake=how == "estimate")
+        return api.profile(example.model, example.batch, loss=example.loss, how=how)
 
     known = {size: plan for size, plan in plans.items() if plan is not None}
     with stage("looking for the largest batch"):
-        size, plan = find_largest(step_at, budget_bytes, known=known, **search)
+        found = find_largest(step_at, budget_bytes, known=known, **search)
+        if how == "measure":
+            at = partial(step_at, how=how)
+            found = confirm_largest(at, found[0], budget_bytes, known=known, **search)
+    if found is None:
+        return {}
+    size, plan = found
     return {
+        "largest_is_estimated": how == "estimate",
         "largest_batch": size,
         "largest_peak_bytes": plan.peak_bytes,
         "largest_overhead": plan.overhead,
     }
 
 
-def _content(ending: str, data: dict[str, Any], steps: dict[int, StepGraph]) -> Content:
-    if ending == ".json":
-        return data
-    if ending == ".html":
-        from lowtide.reporting.report import report
+def _page(data: dict[str, Any], steps: dict[int, StepGraph]) -> str:
+    from lowtide.reporting.report import report
 
-        return report(steps[max(steps)], data["rows"]).to_html()
-    from lowtide.reporting.pictures import batch_picture
+    return report(steps[max(steps)], data).to_html()
 
-    return batch_picture(data, ending[1:])
+
+_HEADINGS = ("batch", "peak", "with plan", "samples/s", "with plan", "time")
 
 
 def _show(frame: Frame, rows: list[BatchRow], most: dict[str, Any]) -> None:
-    frame.table(
-        ("batch", "peak", "with plan", "samples/s", "with plan", "time"),
-        [_row(row) for row in rows],
-    )
-    measured = [row for row in rows if row.measured_baseline is not None]
+    from lowtide.engine.batch import Measured
+
+    predicted: list[tuple[str, ...]] = []
+    measured: list[tuple[str, ...]] = []
+    for row in rows:
+        plain, planned = Measured(row.baseline_peak_bytes, row.baseline_seconds), None
+        if row.planned_peak_bytes is not None and row.planned_seconds is not None:
+            planned = Measured(row.planned_peak_bytes, row.planned_seconds)
+        predicted.append(_cells(row.batch, plain, planned)[:-1])
+        if row.measured_baseline is not None:
+            sides = (row.measured_baseline, row.measured_planned)
+            measured.append(_cells(row.batch, *sides))
+    frame.table(_HEADINGS, predicted)
     if measured:
         frame.heading("Measured here")
-        frame.table(
-            (
-                *("batch", "peak", "with plan", "activations"),
-                *("samples/s", "with plan", "time"),
-            ),
-            [_real_row(row) for row in measured],
-        )
+        frame.table((*_HEADINGS, "activations"), measured)
     if most:
+        size, peak = most["largest_batch"], format_bytes(most["largest_peak_bytes"])
         extra = format_percent(most["largest_overhead"], signed=True)
         frame.line()
         frame.line(
-            f"The largest batch that fits is {most['largest_batch']}: peak "
-            f"{format_bytes(most['largest_peak_bytes'])}, about {extra} time."
+            f"{'By estimate, the' if most['largest_is_estimated'] else 'The'} largest "
+            f"batch that fits is {size}: peak {peak}, about {extra} time."
         )
 
 
-def _row(row: BatchRow) -> tuple[str, ...]:
-    if row.planned_peak_bytes is None or row.planned_seconds is None:
-        planned = ("does not fit", "-", "-")
-    else:
-        planned = (
-            format_bytes(row.planned_peak_bytes),
-            f"{row.batch / row.planned_seconds:.1f}",
-            format_percent(row.planned_seconds / row.baseline_seconds - 1, signed=True),
-        )
-    return (
-        str(row.batch),
-        format_bytes(row.baseline_peak_bytes),
-        planned[0],
-        f"{row.batch / row.baseline_seconds:.1f}",
-        *planned[1:],
-    )
-
-
-def _real_row(row: BatchRow) -> tuple[str, ...]:
-    plain, planned = row.measured_baseline, row.measured_planned
-    assert plain is not None
-    head = (str(row.batch), format_bytes(plain.peak_bytes))
-    speed = f"{row.batch / plain.seconds:.1f}"
+def _cells(batch: int, plain: Measured, planned: Measured | None) -> tuple[str, ...]:
+    """Both sides of a batch size, and how time and activations change."""
+    peak, speed = format_bytes(plain.peak_bytes), f"{batch / plain.seconds:.1f}"
     if planned is None:
-        return (*head, "-", "-", speed, "-", "-")
+        return (str(batch), peak, "does not fit", speed, "-", "-", "-")
     cut = "-"
-    if plain.activation_peak_bytes and planned.activation_peak_bytes is not None:
+    if plain.activation_peak_bytes:
         left = planned.activation_peak_bytes / plain.activation_peak_bytes
         cut = format_percent(left - 1, signed=True)
     return (
-        *head,
-        format_bytes(planned.peak_bytes),
-        cut,
-        speed,
-        f"{row.batch / planned.seconds:.1f}",
+        *(str(batch), peak, format_bytes(planned.peak_bytes)),
+        *(speed, f"{batch / planned.seconds:.1f}"),
         format_percent(planned.seconds / plain.seconds - 1, signed=True),
+        cut,
     )
 
 
 def _advise(frame: Frame, rows: list[BatchRow], budget_bytes: int) -> None:
-    """Whether the larger batch is worth it: it is only if it trains faster."""
+    """Whether the larger batch is worth it: only if it trains faster."""
     from lowtide.engine.batch import best_row
 
     best = best_row(rows)
-    plain = [r for r in rows if r.baseline_peak_bytes <= budget_bytes]
-    if best is None or best.planned_samples_per_second is None:
+    if best is None:
         frame.line("No size in the list fits this budget.")
         return
     text = (
         f"Within the budget, {best.batch} samples at a time train fastest: "
         f"{best.planned_samples_per_second:.1f} samples/s"
     )
+    plain = [r for r in rows if r.baseline_peak_bytes <= budget_bytes]
     if plain:
         top = max(plain, key=lambda r: r.baseline_samples_per_second)
         text += (

@@ -8,7 +8,6 @@ from typing import Annotated
 from lowtide.shell import complete, files
 from lowtide.shell.frame import SavingFrame
 from lowtide.shell.options import StepFile, argument, saved_as
-from lowtide.shell.target import step_if_known
 from lowtide.step.plan import Plan
 
 _File = Annotated[Path, argument("A saved plan or step.", complete.targets)]
@@ -31,11 +30,11 @@ def diff(
     a, b = files.load(first), files.load(second)
     step = None
     if isinstance(a, Plan) and isinstance(b, Plan):
-        step = step_if_known(a, first, step_file)
-    found = compare(a, b, step=step, names=(str(first), str(second)))
-    frame.save(output, lambda _: report(found).to_html())
-    frame.result(found.to_dict())
-    frame.report(found)
+        step = files.step_if_known(a, first, step_file)
+    compared = compare(a, b, step=step, names=(str(first), str(second)))
+    frame.save(output, lambda _: report(compared).to_html())
+    frame.result(compared.to_dict())
+    frame.report(compared)
     if output is None:
         frame.next("diff", str(first), str(second), "-o", "diff.html")
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -18,36 +18,27 @@ from lowtide.errors import TESTED_TORCH
 from lowtide.shell.failures import FAILURE
 from lowtide.shell.frame import Frame
 from lowtide.shell.options import flag
-from lowtide.shell.page import user_prints_elsewhere
 from lowtide.shell.progress import stage
 from lowtide.shell.target import load_api
 from lowtide.step.format import format_bytes, format_seconds
 
-ENVIRONMENT = (
-    "LOWTIDE_BUDGET",
-    "LOWTIDE_PLANNER",
-    "LOWTIDE_REPORT",
-    "LOWTIDE_CACHE_DIR",
-    "LOWTIDE_DISABLE",
-)
+_SETTINGS = ("BUDGET", "PLANNER", "REPORT", "CACHE_DIR", "DISABLE")
 # A name, what was found, and what to make of it.
 Row = tuple[str, str, str]
 _EXTRAS = {"torchvision": "models", "transformers": "models", "matplotlib": "plot"}
+_CALIBRATE = "Measure this machine, for estimates; takes a few seconds."
 
 
 def doctor(
-    frame: Frame,
-    calibrate: Annotated[
-        bool,
-        flag("--calibrate", "Measure this machine, for estimates; takes some seconds."),
-    ] = False,
+    frame: Frame, calibrate: Annotated[bool, flag("--calibrate", _CALIBRATE)] = False
 ) -> None:
     """Check this machine: torch, devices, solver, cache and settings."""
     if calibrate:
         _calibrate(frame)
         return
-    with stage("looking around"), user_prints_elsewhere():
-        rows = [row for check in _CHECKS for row in check()]
+    with stage("looking around"):
+        checks = (_torch(), _devices(), _packages(), _cache(), _environment())
+        rows = [row for rows in checks for row in rows]
     ok = not any(verdict.startswith("PROBLEM") for _, _, verdict in rows)
     names = ("name", "found", "verdict")
     data = [dict(zip(names, row, strict=True)) for row in rows]
@@ -55,7 +46,7 @@ def doctor(
     frame.pairs(rows)
     if not ok:
         frame.line()
-        frame.line("Something above needs mending before lowtide can train.")
+        frame.line("Fix what is marked PROBLEM before training with lowtide.")
         frame.next("install", "-U", "lowtide", program="pip")
         raise typer.Exit(FAILURE)
     frame.next("demo")
@@ -73,60 +64,49 @@ def _calibrate(frame: Frame) -> None:
         frame.saved.append(file)
     frame.result({**asdict(found), "file": str(own_file())})
     bandwidth = format_bytes(int(found.bandwidth_bytes_per_second))
+    products = [
+        (f"products, {dtype}", f"{rate / 1e9:.1f} Gflop/s")
+        for dtype, rate in found.matmul_flops.items()
+    ]
     frame.pairs(
         [
             ("device", found.name, found.title),
             ("memory moved", f"{bandwidth}/s"),
             ("simple ops", f"{found.vector_flops / 1e9:.1f} Gflop/s"),
-            *(
-                (f"products, {dtype}", f"{rate / 1e9:.1f} Gflop/s")
-                for dtype, rate in found.matmul_flops.items()
-            ),
+            *products,
             ("start of an op", f"{found.overhead_seconds * 1e6:.1f} us"),
         ]
     )
     frame.next("profile", "resnet50", "--how", "estimate")
 
 
-def _lowtide() -> list[Row]:
-    python = platform.python_version()
-    return [("lowtide", __version__, f"python {python}, {sys.platform}")]
-
-
-def _torch() -> list[Row]:
+def _torch() -> Iterator[Row]:
+    yield "lowtide", __version__, f"python {platform.python_version()}, {sys.platform}"
     tested = f"tested: {TESTED_TORCH}"
     try:
         from lowtide.engine.machine import TORCH_VERSION as found
+        from lowtide.engine.seam import is_tested
     except Exception as error:
-        return [("torch", f"cannot be imported ({error})", f"PROBLEM; {tested}")]
-    least, below = TESTED_TORCH.removeprefix("torch>=").split(",<")
-    number = _parts(found)
-    fits = _parts(least) <= number < _parts(below)
-    return [("torch", found, f"ok, {tested}" if fits else f"PROBLEM; {tested}")]
+        yield "torch", f"cannot be imported ({error})", f"PROBLEM; {tested}"
+        return
+    told = "ok" if is_tested(found) else "first steps will be verified"
+    yield "torch", found, f"{told}, {tested}"
 
 
-def _parts(text: str) -> tuple[int, ...]:
-    return tuple(
-        int(part) for part in text.split("+")[0].split(".")[:2] if part.isdigit()
-    )
-
-
-def _devices() -> list[Row]:
+def _devices() -> Iterator[Row]:
     memory = _memory_bytes()
     size = f", {format_bytes(memory)} of memory" if memory else ""
-    rows = [("processor", f"{os.cpu_count()} cores{size}", "ok")]
+    yield "processor", f"{os.cpu_count()} cores{size}", "ok"
     try:
         from lowtide.engine.machine import gpus
 
         for place, (name, num_bytes) in enumerate(found := gpus()):
-            size = format_bytes(num_bytes)
             verdict = "written for, not yet tested on a GPU"
-            rows.append((f"cuda:{place}", f"{name}, {size}", verdict))
+            yield f"cuda:{place}", f"{name}, {format_bytes(num_bytes)}", verdict
         if not found:
-            rows.append(("cuda", "none", "not needed"))
+            yield "cuda", "none", "not needed"
     except Exception as error:  # a broken driver must not stop the other checks
-        rows.append(("cuda", f"cannot be asked ({error})", "not needed"))
-    return rows
+        yield "cuda", f"cannot be asked ({error})", "not needed"
 
 
 def _memory_bytes() -> int:
@@ -136,38 +116,24 @@ def _memory_bytes() -> int:
         return 0
 
 
-def _solvers() -> list[Row]:
+def _packages() -> Iterator[Row]:
     try:
         import highspy
 
-        solver = highspy.Highs()
-        rows = [("solver", f"highs {solver.version()}", "ok")]
+        yield "solver", f"highs {highspy.Highs().version()}", "ok"
     except Exception as error:
-        rows = [
-            (
-                "solver",
-                f"highs cannot be used ({str(error).splitlines()[0]})",
-                "plans are found without bounds from it: pip install highspy",
-            )
-        ]
+        reason = str(error).splitlines()[0]
+        advice = "plans are found without bounds from it: pip install highspy"
+        yield "solver", f"highs cannot be used ({reason})", advice
     if find_spec("ortools") is not None:
-        rows.append(
-            (
-                "ortools",
-                _installed("ortools"),
-                "cannot be imported beside highs in one process; lowtide does not",
-            )
-        )
-    return rows
-
-
-def _extras() -> list[Row]:
-    return [
-        (name, _installed(name), "ok")
-        if find_spec(name)
-        else (name, "not installed", f"optional: pip install 'lowtide[{extra}]'")
-        for name, extra in _EXTRAS.items()
-    ]
+        advice = "cannot be imported beside highs in one process; lowtide does not"
+        yield "ortools", _installed("ortools"), advice
+    for name, extra in _EXTRAS.items():
+        if find_spec(name):
+            yield name, _installed(name), "ok"
+        else:
+            advice = f"optional: pip install 'lowtide[{extra}]'"
+            yield name, "not installed", advice
 
 
 def _installed(name: str) -> str:
@@ -177,39 +143,28 @@ def _installed(name: str) -> str:
         return "installed"
 
 
-def _cache() -> list[Row]:
+def _cache() -> Iterator[Row]:
     try:
         from lowtide.engine.costs.cache import CostCache, cache_directory
     except Exception:  # torch cannot be imported, which another row says
-        return []
+        return
     folder = cache_directory()
     if folder is None:
-        return [("cache", "no home directory", "nothing is kept: LOWTIDE_CACHE_DIR")]
-    if not os.path.exists(folder):
-        return [("cache", str(folder), "not there yet; made when first needed")]
-    if not os.access(folder, os.W_OK):
-        return [("cache", str(folder), "may not be written to, so nothing is kept")]
-    ages = CostCache().ages()
-    oldest = f", the oldest of {format_seconds(max(ages))} ago" if ages else ""
-    return [("cache", str(folder), f"{len(ages)} op times{oldest}")]
+        yield "cache", "no home directory", "nothing is kept: set LOWTIDE_CACHE_DIR"
+    elif not os.path.exists(folder):
+        yield "cache", str(folder), "not there yet; made when first needed"
+    elif not os.access(folder, os.W_OK):
+        yield "cache", str(folder), "may not be written to, so nothing is kept"
+    else:
+        ages = CostCache().ages()
+        oldest = f", the oldest {format_seconds(max(ages))} old" if ages else ""
+        yield "cache", str(folder), f"{len(ages)} op times{oldest}"
 
 
-def _environment() -> list[Row]:
-    given = [(name, os.environ[name]) for name in ENVIRONMENT if name in os.environ]
+def _environment() -> Iterator[Row]:
+    given = [f"LOWTIDE_{s}" for s in _SETTINGS if f"LOWTIDE_{s}" in os.environ]
+    for name in given:
+        verdict = "lowtide does nothing" if name.endswith("DISABLE") else "set"
+        yield name, os.environ[name], verdict
     if not given:
-        return [("settings", "none in the environment", "ok")]
-    return [
-        (name, value, "lowtide does nothing" if name.endswith("DISABLE") else "set")
-        for name, value in given
-    ]
-
-
-_CHECKS: tuple[Callable[[], list[Row]], ...] = (
-    _lowtide,
-    _torch,
-    _devices,
-    _solvers,
-    _extras,
-    _cache,
-    _environment,
-)
+        yield "settings", "none in the environment", "ok"

@@ -5,14 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from lowtide.errors import InvalidArgumentError
 from lowtide.shell import complete, files
 from lowtide.shell.frame import SavingFrame
-from lowtide.shell.options import Output, StepFile, argument
-from lowtide.shell.target import step_for
-from lowtide.step.graph import StepGraph
+from lowtide.shell.options import Output, StepFile, argument, option, step_words
+from lowtide.step.plan import Plan
 
 # The ending of each form's file, and what to do with it.
 _FORMS = {
@@ -25,42 +22,36 @@ _FORMS = {
     "tags": (".tags.json", "MUST_SAVE or MUST_RECOMPUTE for each op"),
     "policy": (".policy.py", "give its policy to torch.utils.checkpoint"),
 }
+_names = list(_FORMS)
 
 
 def export(
     frame: SavingFrame,
     plan: Annotated[Path, argument("A saved .plan.json.", complete.plans, "PLAN")],
     to: Annotated[
-        str,
-        typer.Option(
-            help="The form.",
-            metavar="|".join(_FORMS),
-            autocompletion=lambda: list(_FORMS),
-        ),
+        str, option("The form.", "|".join(_names), autocompletion=lambda: _names)
     ] = "chrome",
     output: Output = None,
     step_file: StepFile = None,
 ) -> None:
     """Write a plan for another tool: a trace, a memory snapshot, CSV or policies."""
+    from lowtide.planners.keep_all import plan as keep_all
     from lowtide.reporting.export import FORMS
-    from lowtide.step.schedule import make_plan, with_frees
 
     if to not in FORMS:
         raise InvalidArgumentError(
             f"--to {to}", "there is no such form", f"Use one of: {', '.join(FORMS)}"
         )
-    ending, advice = _FORMS.get(to, (f".{to}", ""))
+    ending, advice = _FORMS[to]
     path = output or files.beside(plan, ending)
     frame.will_save(path)
     thing = files.load(plan)
-    if isinstance(thing, StepGraph):
-        step = thing
-        chosen = make_plan(step, with_frees(step, step.baseline), planner="keep_all")
+    if isinstance(thing, Plan):
+        step, chosen = files.step_for(thing, plan, step_file), thing
     else:
-        step, chosen = step_for(thing, plan, step_file), thing
+        step, chosen = thing, keep_all(thing)
     content = FORMS[to](step, chosen)
     frame.save(path, content)
     frame.result({"path": str(path), "form": to, "num_bytes": len(content)})
-    if advice:
-        frame.line(f"{to}: {advice}")
-    frame.next("report", str(plan))
+    frame.line(f"{to}: {advice}")
+    frame.next("report", str(plan), *step_words(step_file))

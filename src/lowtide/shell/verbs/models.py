@@ -21,11 +21,11 @@ def models(
     if name is not None:
         _one(frame, describe(name))
         return
-    found = [describe(each) for each in available()]
-    frame.result([_data(each) for each in found])
+    known = [describe(each) for each in available()]
+    frame.result([_data(each) for each in known])
     frame.table(
         ("model", "parameters", "<from", "<what it is"),
-        [(d.name, _count(d.num_parameters), d.library, d.summary) for d in found],
+        [(d.name, _count(d.num_parameters), d.library, d.summary) for d in known],
     )
     frame.next("models", "gpt2")
 

@@ -7,6 +7,7 @@ from typing import Annotated
 from lowtide.shell import complete
 from lowtide.shell.frame import Frame
 from lowtide.shell.options import argument
+from lowtide.shell.verbs.profile import ALWAYS_FEASIBLE
 
 
 def planners(
@@ -23,15 +24,12 @@ def planners(
         frame.result({"name": planner.name, "doc": planner.doc})
         frame.line(planner.name, "bold")
         frame.text(planner.doc)
-        frame.next("plan", "tiny_gpt", "--budget", "60%", "--planner", planner.name)
+        frame.next("plan", "tiny_gpt", *ALWAYS_FEASIBLE, "--planner", planner.name)
         return
-    found = [(each, _summary(load(each).doc)) for each in available()]
-    frame.result([{"name": name, "summary": summary} for name, summary in found])
-    frame.table(("planner", "<what it does"), found)
+    # The first line of a planner's page is its summary.
+    rows = [
+        (n, load(n).doc.strip().partition("\n")[0].rstrip(".")) for n in available()
+    ]
+    frame.result([{"name": name, "summary": summary} for name, summary in rows])
+    frame.table(("planner", "<what it does"), rows)
     frame.next("planners", "auto")
-
-
-def _summary(doc: str) -> str:
-    """The first sentence of a page."""
-    lines = doc.strip().splitlines()
-    return lines[0].rstrip(".") if lines else ""

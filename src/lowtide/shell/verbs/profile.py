@@ -3,64 +3,68 @@
 from __future__ import annotations
 
 import io
+import json
+import math
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from lowtide.shell.files import compact
 from lowtide.shell.frame import SavingFrame
-from lowtide.shell.options import Output, StepSource, option
+from lowtide.shell.options import Output, StepSource, flag, option
 from lowtide.shell.progress import stage
+from lowtide.step.format import format_bytes
 from lowtide.step.graph import StepGraph
 
+# A plan within some extra time always exists.
+ALWAYS_FEASIBLE = ("--max-overhead", "10%")
 Rows = Literal["storages", "ops", "modules"]
+_DEPTH = "How many names of a module path the table shows."
+_FLOOR = "Whether to look for the lowest peak there is."
+_REFRESH = "Measure again, ignoring what earlier profiles have kept."
+_PLOT = "Draw live bytes over the step: .png, .svg or .pdf."
 
 
 def profile(
     frame: SavingFrame,
     source: StepSource,
     output: Output = None,
-    depth: Annotated[
-        int | None,
-        option("How many names of a module path the table shows.", "N", min=1),
-    ] = None,
-    floor: Annotated[
-        bool,
-        typer.Option(
-            "--floor/--no-floor", help="Whether to look for the lowest peak there is."
-        ),
-    ] = True,
-    plot: Annotated[
-        Path | None,
-        option("Draw live bytes over the step: .png, .svg or .pdf.", "FILE"),
-    ] = None,
+    depth: Annotated[int | None, option(_DEPTH, "N", min=1)] = None,
+    floor: Annotated[bool, typer.Option("--floor/--no-floor", help=_FLOOR)] = True,
+    plot: Annotated[Path | None, option(_PLOT, "FILE")] = None,
     csv: Annotated[Path | None, option("Write a table as CSV.", "FILE")] = None,
     csv_of: Annotated[
-        Rows,
-        typer.Option(
-            metavar="storages|ops|modules", help="What the rows of --csv are."
-        ),
+        Rows, option("What the rows of --csv are.", "storages|ops|modules")
     ] = "storages",
-    refresh: Annotated[
-        bool,
-        typer.Option(
-            "--refresh", help="Measure anew, whatever earlier profiles have kept."
-        ),
-    ] = False,
+    refresh: Annotated[bool, flag("--refresh", _REFRESH)] = False,
 ) -> None:
     """Show what a training step needs: bytes, time, and what holds them."""
-    asked = source.asked
+    from lowtide.reporting.pictures import profile_picture
+
     for path in (output, plot, csv):
         frame.will_save(path)
     step = source.step(refresh=refresh)
-    frame.save(output, lambda _: compact(step.to_dict()))
-    frame.save(plot, lambda ending: _picture(step, ending))
+    frame.save(output, lambda _: step_file(step))
+    frame.save(plot, lambda ending: profile_picture(step, ending[1:] or "png"))
     frame.save(csv, lambda _: _table(step, csv_of))
     frame.result(step.to_dict())
     _show(frame, step, depth=depth, floor=floor)
-    words = asked.words if output is None else (str(output),)
-    frame.next("plan", *words, "--budget", "60%")
+    words = source.words if output is None else (str(output),)
+    frame.next("plan", *words, *_feasible(step, known=floor and not frame.as_json))
+
+
+def _feasible(step: StepGraph, *, known: bool) -> tuple[str, str]:
+    """A limit that can be kept: a budget above the floor, if the floor is known."""
+    if known:
+        least = math.ceil(100 * step.floor_bytes / step.eager_peak_bytes) + 1
+        if least < 100:
+            return ("--budget", f"{max(60, least)}%")
+    return ALWAYS_FEASIBLE
+
+
+def step_file(step: StepGraph) -> str:
+    """The content of a .step.json: nobody reads it line by line."""
+    return json.dumps(step.to_dict(), separators=(",", ":")) + "\n"
 
 
 def _show(
@@ -78,15 +82,13 @@ def _show(
     widest = max(map(len, text.splitlines()))
     if frame.out.isatty() and widest > frame.console.width:
         frame.report(step)
+        if floor:
+            lowest = format_bytes(step.floor_bytes)
+            frame.line()
+            frame.pairs([("floor", lowest, "the lowest peak found")])
     else:
         frame.line(step.name, "bold")
         frame.text(text)
-
-
-def _picture(step: StepGraph, ending: str) -> bytes:
-    from lowtide.reporting.pictures import profile_picture
-
-    return profile_picture(step, ending[1:] or "png")
 
 
 def _table(step: StepGraph, rows: Rows) -> str:

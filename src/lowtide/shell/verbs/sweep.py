@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from lowtide.errors import fitting
+from lowtide.shell import options
 from lowtide.shell.failures import say
 from lowtide.shell.frame import Content, SavingFrame, interrupted
-from lowtide.shell.options import (
-    Planner,
-    StepSource,
-    TimeLimit,
-    read_budget,
-    saved_as,
-    words_of,
-)
+from lowtide.shell.options import option, read_budget, saved_as, words_of
 from lowtide.shell.progress import stage
 from lowtide.step.format import format_bytes, format_percent, format_seconds
 from lowtide.step.graph import StepGraph
@@ -25,21 +17,17 @@ from lowtide.step.graph import StepGraph
 if TYPE_CHECKING:
     from lowtide.planners._sweep import Frontier
 
+_BUDGETS = "How many, or a list such as 4GiB,5GiB,60%."
+_OUTPUT = "Where to write it: .html, .svg, .png or .json."
+
 
 def sweep(
     frame: SavingFrame,
-    source: StepSource,
-    budgets: Annotated[
-        str,
-        typer.Option(
-            help="How many, or a list such as 4GiB,5GiB,60%.", metavar="N|LIST"
-        ),
-    ] = "12",
-    output: Annotated[
-        Path | None, saved_as("Where to write it: .html, .svg, .png or .json.")
-    ] = None,
-    planner: Planner = "auto",
-    time_limit: TimeLimit = 30.0,
+    source: options.StepSource,
+    budgets: Annotated[str, option(_BUDGETS, "N|LIST")] = "12",
+    output: Annotated[Path | None, saved_as(_OUTPUT)] = None,
+    planner: options.Planner = "auto",
+    time_limit: options.TimeLimit = 30.0,
 ) -> None:
     """Show the whole trade between peak and time, one plan for each budget."""
     from lowtide.planners import load
@@ -48,7 +36,6 @@ def sweep(
     wanted = _read_budgets(budgets)
     load(planner)
     frame.will_save(output, ".html", ".svg", ".png", ".json")
-    asked = source.asked
     step = source.step()
     with stage(f"planning with {planner}", limit_seconds=time_limit):
         found = sweep_step(step, budgets=wanted, planner=planner, time_limit=time_limit)
@@ -56,12 +43,12 @@ def sweep(
         say("note", "interrupted: these are the best plans found so far")
     frame.save(output, lambda ending: _content(ending, step, found))
     frame.result(_data(found))
-    _show(frame, step.name, found)
-    knee = str(found.knee.budget_bytes)
-    frame.next("plan", *asked.words, "--budget", knee)
+    _show(frame, step, found)
+    words = (*source.words, "--budget", fitting(found.knee.budget_bytes))
+    frame.next("plan", *words, *options.planner_words(planner))
 
 
-def _read_budgets(text: str) -> int | list[str | int]:
+def _read_budgets(text: str) -> int | list[str]:
     """A count of budgets, or the budgets themselves."""
     if text.strip().isdecimal() and int(text) < 1000:
         return int(text)
@@ -71,19 +58,18 @@ def _read_budgets(text: str) -> int | list[str | int]:
 def _content(ending: str, step: StepGraph, frontier: Frontier) -> Content:
     if ending == ".json":
         return _data(frontier)
+    from lowtide.reporting.pictures import chart_picture
     from lowtide.reporting.report import report
 
     made = report(step, frontier.knee.plan, frontier)
     if ending == ".html":
         return made.to_html()
-    with tempfile.TemporaryDirectory() as folder:
-        pictures = made.save_plots(folder, form=ending[1:])
-        (chosen,) = [path for path in pictures if path.stem == "frontier"]
-        return chosen.read_bytes()
+    return chart_picture("frontier", made.data, ending[1:])
 
 
 def _data(frontier: Frontier) -> dict[str, Any]:
     """A frontier as plain data, without the schedules of its plans."""
+    names = ("budget_bytes", "peak_bytes", "seconds", "overhead")
     return {
         "lowtide": "frontier",
         "planner": frontier.planner,
@@ -94,39 +80,34 @@ def _data(frontier: Frontier) -> dict[str, Any]:
         "knee_budget_bytes": frontier.knee.budget_bytes,
         "points": [
             {
-                "budget_bytes": p.budget_bytes,
-                "peak_bytes": p.peak_bytes,
-                "seconds": p.seconds,
-                "overhead": p.overhead,
-                "gap": p.plan.proof.gap,
-                "planner": p.plan.planner,
+                **{name: getattr(point, name) for name in names},
+                "gap": point.plan.proof.gap,
+                "planner": point.plan.planner,
             }
-            for p in frontier.points
+            for point in frontier.points
         ],
     }
 
 
-def _show(frame: SavingFrame, name: str, frontier: Frontier) -> None:
+def _show(frame: SavingFrame, step: StepGraph, frontier: Frontier) -> None:
     """The frontier as a table with bars, the largest budget first."""
-    baseline = frontier.baseline_peak_bytes
-    frame.line(
-        f"{name}: {format_bytes(baseline)} and "
-        f"{format_seconds(frontier.baseline_seconds)} without a plan",
-        "bold",
-    )
+    peak = step.eager_peak_bytes
+    seconds = format_seconds(frontier.baseline_seconds)
+    title = f"{step.name}: {format_bytes(peak)} and {seconds} without a plan"
+    frame.line(title, "bold")
     most = max((p.overhead for p in frontier.points), default=0.0)
     width = max(6, min(30, frame.console.width - 52))
     rows = [
         (
             format_bytes(p.budget_bytes),
             format_bytes(p.peak_bytes),
-            format_percent(p.peak_bytes / max(1, baseline)),
+            format_percent(p.peak_bytes / max(1, peak)),
             format_percent(p.overhead, signed=True),
             _bar(p.overhead, most, width) + (" <- knee" * (p is frontier.knee)),
         )
         for p in reversed(frontier.points)
     ]
-    frame.table(("budget", "peak", "of baseline", "time", "<"), rows)
+    frame.table(("budget", "peak", "share", "time", "<"), rows)
     for budget in reversed(frontier.unreachable):
         frame.line(f"{format_bytes(budget)}: below the floor")
     frame.line(

@@ -3,62 +3,79 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lowtide.errors import InvalidArgumentError
-from lowtide.shell import complete, files
+from lowtide.errors import InvalidArgumentError, PlanMismatchError
+from lowtide.shell import complete, files, options
 from lowtide.shell.failures import NOT_VERIFIED, say
 from lowtide.shell.frame import Frame
-from lowtide.shell.options import Budget, ModelOrFile, Planner, option, read_budget
-from lowtide.shell.page import user_prints_elsewhere
+from lowtide.shell.options import check_one_of, option, read_budget
 from lowtide.shell.progress import stage
-from lowtide.shell.target import Target, build, load_api, target_of_words
+from lowtide.shell.target import Target, build, load_api, profile, target_of_words
 from lowtide.step.format import format_bytes, format_percent, format_seconds
 from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan
 
+if TYPE_CHECKING:
+    from lowtide.engine.verify import Verification
+
+_EQUAL = ("loss_equal", "gradients_equal", "buffers_equal", "rng_equal")
+_LINES = 8
+
 
 def verify(
     frame: Frame,
-    source: ModelOrFile,
+    source: options.ModelOrFile,
     plan: Annotated[
         Path | None,
         option("The plan to check.", "FILE", autocompletion=complete.plans),
     ] = None,
-    budget: Budget = None,
-    planner: Planner = "auto",
+    budget: options.Budget = None,
+    planner: options.Planner = "auto",
 ) -> None:
     """Run the step with and without the plan and compare every number, bit for bit."""
     chosen, wanted, asked = _what(source.asked, plan, budget)
     api = load_api()
     example = build(asked)
-    with stage("running the step both ways"), user_prints_elsewhere():
-        found = api.verify(
-            example.model,
-            example.batch,
-            plan=chosen,
-            budget=wanted,
-            loss=example.loss,
-            planner=planner,
-        )
-    frame.result(_data(found))
-    _show(frame, found)
-    if not found.ok:
+    call = {"plan": chosen, "budget": wanted, "loss": example.loss, "planner": planner}
+    try:
+        with stage("running the step both ways"):
+            verified = api.verify(example.model, example.batch, **call)
+    except PlanMismatchError as error:
+        planned = chosen and files.step_if_known(chosen, plan or source.asked.path)
+        if planned is None:
+            raise
+        step = profile(asked, example, "estimate", None)
+        prints = (error.plan_fingerprint, error.step_fingerprint)
+        raise PlanMismatchError(*prints, _inputs_differ(planned, step)) from None
+    frame.result(_data(verified))
+    _show(frame, verified)
+    if not verified.ok:
         frame.next("doctor")
-        say("error", f"verification failed: {found.differences[0]}")
+        say("error", f"verification failed: {verified.differences[0]}")
         raise typer.Exit(NOT_VERIFIED)
-    if plan is not None:
-        frame.next("report", str(plan))
+    if wanted is None:
+        frame.next("report", str(plan or source.asked.path))
     else:
-        words = (*asked.words, "--budget", str(wanted or "60%"))
+        words = (*asked.words, "--budget", wanted, *options.planner_words(planner))
         frame.next("plan", *words, "-o", f"{asked.name}.plan.json")
+
+
+def _inputs_differ(planned: StepGraph, step: StepGraph) -> str:
+    """The shapes of what goes into two steps, if they are not the same."""
+    shapes = [
+        ["x".join(map(str, s.shape)) for s in each.storages if s.kind == "input"]
+        for each in (planned, step)
+    ]
+    first, second = (", ".join(each) for each in shapes)
+    return f"the plan is for inputs of {first}, these are {second}" * (first != second)
 
 
 def _what(
     asked: Target, plan: Path | None, budget: str | None
-) -> tuple[Plan | None, str | int | None, Target]:
+) -> tuple[Plan | None, str | None, Target]:
     """The plan or the budget to verify, and the model to verify it on."""
     if asked.kind == "file":
         if plan is not None:
@@ -68,21 +85,12 @@ def _what(
                 "Give the model or function that the plan was made for",
             )
         return _from_file(asked)
-    if plan is not None and budget is not None:
-        raise InvalidArgumentError(
-            f"--plan {plan} --budget {budget}",
-            "a plan has a budget of its own",
-            "Give one of them (LOWTIDE_BUDGET counts as --budget)",
-        )
+    given = {"--plan": plan, "--budget": budget}
+    examples = "--plan NAME.plan.json or --budget 60%"
+    check_one_of("verify", given, "a plan has a budget of its own", examples)
     if plan is not None:
         return files.load_plan(plan), None, asked
-    if budget is None:
-        raise InvalidArgumentError(
-            "lowtide verify",
-            "neither --plan nor --budget was given",
-            "Write --plan NAME.plan.json or --budget 60%",
-        )
-    return None, read_budget(budget), asked
+    return None, read_budget(str(budget)), asked
 
 
 def _from_file(asked: Target) -> tuple[Plan | None, None, Target]:
@@ -93,7 +101,7 @@ def _from_file(asked: Target) -> tuple[Plan | None, None, Target]:
     thing = files.load(asked.path)
     step = thing
     if isinstance(thing, Plan):
-        step = files.step_beside(thing, asked.path)
+        step = files.step_if_known(thing, asked.path)
     words = list(step.facts.get("target", ())) if isinstance(step, StepGraph) else []
     if isinstance(thing, Plan) and words:
         origin = target_of_words(words)
@@ -107,62 +115,54 @@ def _from_file(asked: Target) -> tuple[Plan | None, None, Target]:
     )
 
 
-def _data(found: Any) -> dict[str, Any]:
-    """A verification as plain data."""
-    measured = found.measured
+def _data(verified: Verification) -> dict[str, Any]:
+    plan, measured = verified.plan, verified.measured
     return {
-        "ok": found.ok,
-        "loss_equal": found.loss_equal,
-        "gradients_equal": found.gradients_equal,
-        "buffers_equal": found.buffers_equal,
-        "rng_equal": found.rng_equal,
-        "num_gradients": found.num_gradients,
-        "differences": list(found.differences),
-        "planner": found.plan.planner,
-        "fingerprint": found.plan.fingerprint,
-        "budget_bytes": found.plan.budget_bytes,
-        "predicted_peak_bytes": found.predicted_peak_bytes,
-        "measured_peak_bytes": found.measured_peak_bytes or None,
-        "predicted_seconds": found.plan.seconds,
+        "ok": verified.ok,
+        **{name: getattr(verified, name) for name in _EQUAL},
+        "num_gradients": verified.num_gradients,
+        "differences": list(verified.differences),
+        "origin": verified.origin,
+        "planner": plan.planner,
+        "fingerprint": plan.fingerprint,
+        "budget_bytes": plan.budget_bytes,
+        "predicted_peak_bytes": plan.peak_bytes,
+        "measured_peak_bytes": verified.measured_peak_bytes or None,
+        "predicted_seconds": plan.seconds,
         "measured_seconds": measured.seconds if measured else None,
         "measured_baseline_seconds": measured.baseline_seconds if measured else None,
     }
 
 
-def _show(frame: Frame, found: Any) -> None:
-    """A verification in a few lines."""
-
-    def verdict(is_equal: bool) -> str:
-        return "equal, bit by bit" if is_equal else "DIFFERENT"
-
-    plan = found.plan
-    count = found.num_gradients
+def _show(frame: Frame, verified: Verification) -> None:
+    verdicts = ["DIFFERENT", "equal, bit by bit"]
+    loss, gradients, buffers, rng = (verdicts[getattr(verified, n)] for n in _EQUAL)
+    plan, measured = verified.plan, verified.measured
+    peak = (
+        f"predicted {format_bytes(plan.peak_bytes)}, measured "
+        f"{format_bytes(verified.measured_peak_bytes)}, budget "
+        f"{format_bytes(plan.budget_bytes)}"
+    )
     rows = [
-        ("loss", verdict(found.loss_equal)),
-        ("gradients", f"{verdict(found.gradients_equal)} ({count} of them)"),
-        ("buffers", verdict(found.buffers_equal)),
-        ("random numbers", verdict(found.rng_equal)),
-        (
-            "peak",
-            f"predicted {format_bytes(plan.peak_bytes)}, measured "
-            f"{format_bytes(found.measured_peak_bytes)}, budget "
-            f"{format_bytes(plan.budget_bytes)}",
-        ),
+        ("loss", loss),
+        ("gradients", f"{gradients} ({verified.num_gradients} of them)"),
+        ("buffers", buffers),
+        ("random numbers", rng),
+        ("peak", peak),
     ]
-    if found.measured is not None:
-        measured = found.measured
+    if measured is not None:
         extra = measured.seconds / max(measured.baseline_seconds, 1e-30) - 1
-        rows.append(
-            (
-                "time",
-                f"predicted {format_percent(plan.overhead, signed=True)}, measured "
-                f"{format_percent(extra, signed=True)} "
-                f"({format_seconds(measured.baseline_seconds)} to "
-                f"{format_seconds(measured.seconds)})",
-            )
+        time = (
+            f"predicted {format_percent(plan.overhead, signed=True)}, measured "
+            f"{format_percent(extra, signed=True)} "
+            f"({format_seconds(measured.baseline_seconds)} to "
+            f"{format_seconds(measured.seconds)})"
         )
+        rows.append(("time", time))
     frame.pairs(rows)
-    for difference in found.differences[:8]:
+    for difference in verified.differences[:_LINES]:
         frame.line(f"  {difference}")
-    if len(found.differences) > 8:
-        frame.line(f"  and {len(found.differences) - 8} more")
+    if len(verified.differences) > _LINES:
+        frame.line(f"  and {len(verified.differences) - _LINES} more")
+    if verified.origin:
+        frame.line(f"  The difference arises at {verified.origin}.")

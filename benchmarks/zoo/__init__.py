@@ -1,0 +1,1 @@
+"""The models of `benchmarks/corpus.py`, and the trial that each of them stands."""

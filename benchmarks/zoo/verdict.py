@@ -1,0 +1,82 @@
+"""What is to be said of a trial's record."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+Record = dict[str, Any]
+# By how much a budget may be missed: what the C library adds to each block, and the
+# objects of Python that are no tensors.
+SLACK_SHARE, SLACK_BYTES = 0.01, 1 << 20
+NO_BUDGET = "under no budget"
+NOT_THE_WHOLE = "the step as a whole does not"
+
+# From what is hoped for to the worst.
+VERDICTS = {
+    "planned": "the same bits within the budget",
+    "partly": "planned in parts, and said that the rest exceeds the budget",
+    "unplanned": "ran as it is, and said so",
+    "over budget": "needed more than the budget by over 1 % and 1 MiB",
+    "other bits": "computed something else",
+    "refused": "no budget below eager's peak was accepted",
+    "exception": "raised where it trains without lowtide",
+    "crash": "ended the process",
+    "no end": "did not end in time",
+    "not run": "does not train without lowtide either, so it tells nothing",
+}
+
+
+def verdict_of(record: Record) -> str:
+    """The worst that can be said of a trial."""
+    for key in ("not_run", "no_end", "crash", "exception", "refused"):
+        if key in record:
+            return key.replace("_", " ")
+    if record["difference"] and "eager_differs_from_itself" not in record:
+        return "other bits"
+    # A step without a planned graph that says nothing is no plan either.
+    if record["forwards"] < 2 or any(NO_BUDGET in w for w in record["warnings"]):
+        return "unplanned"
+    if not over_budget(record):
+        return "planned"
+    is_said = any(NOT_THE_WHOLE in w for w in record["warnings"])
+    return "partly" if is_said else "over budget"
+
+
+def over_budget(record: Record) -> bool:
+    """Whether the step needed more than it may, by the ledger or as allocated."""
+    most = record["budget_bytes"] * (1 + SLACK_SHARE) + SLACK_BYTES
+    peaks = (record.get("peak_bytes"), record.get("ledger_peak_bytes"))
+    return any(peak is not None and peak > most for peak in peaks)
+
+
+def reason_of(record: Record) -> str:
+    """What was found, in one line; nothing if all is well."""
+    verdict = verdict_of(record)
+    if verdict == "planned":
+        return ""
+    if verdict in ("over budget", "partly"):
+        return bytes_of(record)
+    if verdict == "other bits":
+        return record["difference"]
+    if verdict == "unplanned":
+        return " ".join(record["warnings"][:1]) or "no planned graph ran, unsaid"
+    return record[verdict.replace(" ", "_")]
+
+
+def bytes_of(record: Record) -> str:
+    """The budget and what was needed, in MiB."""
+    keys = "budget peak ledger_peak eager_peak".split()
+    found = {k.replace("_", " "): record.get(f"{k}_bytes") for k in keys}
+    return ", ".join(f"{k} {v / 2**20:.1f} MiB" for k, v in found.items() if v)
+
+
+def table(known: dict[str, Record]) -> Iterator[list[str]]:
+    """How many models of each library came to each verdict, as cells."""
+    rooms = list(dict.fromkeys(name.split("/")[0] for name in known))
+    counts = Counter((n.split("/")[0], verdict_of(r)) for n, r in known.items())
+    yield ["", *rooms, "all"]
+    for verdict in VERDICTS:
+        row = [counts[room, verdict] for room in rooms]
+        yield [verdict, *(str(n or "") for n in row), str(sum(row))]

@@ -1,0 +1,58 @@
+"""Tensors among any values, and the storages they lie in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from lowtide.step.graph import Kind, Storage
+
+
+def tensors_in(tree: Any) -> list[torch.Tensor]:
+    """The (fake) tensors among values of any nesting."""
+    return [v for v in pytree.tree_leaves(tree) if isinstance(v, torch.Tensor)]
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """What names a tensor's storage, for as long as that is alive."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def short_dtype(tensor: torch.Tensor) -> str:
+    """Its number type without "torch."."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+# Ops whose kernels compute over a buffer of the size of their argument and shrink it to
+# the result, which then holds all of it.
+_KEEPS_ITS_BUFFER = frozenset(
+    "mse_loss smooth_l1_loss binary_cross_entropy soft_margin_loss col2im".split()
+)
+
+
+def result_bytes(
+    target: Any,
+    inputs: Sequence[torch.Tensor],
+    tensor: torch.Tensor,
+    largest: Callable[[Iterable[Any]], Any] = max,
+) -> Any:
+    """Bytes of the storage in which an op leaves this (fake) result of it.
+
+    `largest` is asked of numbers, which may be formulas.
+    """
+    nbytes = tensor.untyped_storage().nbytes()
+    name = getattr(target, "__name__", "").split(".")[0]
+    if name not in _KEEPS_ITS_BUFFER:
+        return nbytes
+    return largest([nbytes, *(tensor.element_size() * t.numel() for t in inputs)])
+
+
+def storage_record(
+    tensor: torch.Tensor, id: int, name: str, nbytes: int, kind: Kind, resident: bool
+) -> Storage:
+    """The storage of a tensor as a step knows it."""
+    shape = tuple(int(d) for d in tensor.shape)
+    return Storage(id, name, nbytes, kind, resident, shape, short_dtype(tensor))

@@ -1,0 +1,158 @@
+"""The two graphs that run a compiled piece in a plan's order.
+
+Kernels of the forward that run again are emitted as copies of the fx nodes of their
+cones, next to where the plan has them; Inductor fuses them anew. Everything that is not
+kept for the backward but wanted there (a view, what was fused away) is derived again
+from what is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import fx
+
+from lowtide.engine.inductor.piece import CompiledPiece
+from lowtide.engine.rewrite import Halves, Orders
+
+
+def split_compiled(piece: CompiledPiece, orders: Orders) -> Halves:
+    """The graphs that launch a piece's kernels in these orders."""
+    second = _Emitter(piece)
+    second.backward(orders.backward)
+    first = _Emitter(piece)
+    saved = list(second.saved)
+    first.forward(orders.forward, saved)
+    return Halves(
+        first.module(piece.forward),
+        second.module(piece.backward),
+        tuple(node.name for node in saved),
+    )
+
+
+class _Emitter:
+    """Writes one graph. `values` has for nodes of the old graphs what holds them now.
+
+    `derived` are values of the forward that have no storage; they go when what they
+    were derived from is made again.
+    """
+
+    def __init__(self, piece: CompiledPiece) -> None:
+        self.piece = piece
+        self.graph = fx.Graph()
+        self.values: dict[fx.Node, fx.Node] = {}
+        self.derived: dict[fx.Node, fx.Node] = {}
+        self.saved: dict[fx.Node, fx.Node] = {}
+        self.first_tangent: fx.Node | None = None
+        self.crossing: dict[fx.Node, fx.Node] = {}
+
+    def module(self, like: fx.GraphModule) -> fx.GraphModule:
+        self.graph.lint()
+        return fx.GraphModule(like, self.graph)
+
+    def forward(self, order: Iterable[int], saved: list[fx.Node]) -> None:
+        piece = self.piece
+        for node in piece.primals:
+            self.values[node] = self.placeholder(node)
+        for number in order:
+            launch = piece.launches[number]
+            assert launch is not None
+            self.run(launch.cone)
+        for node in piece.forward.graph.nodes:
+            if node not in self.values and has_effect(node):
+                self.copy(node)
+        outputs = [
+            self.value(n) if isinstance(n, fx.Node) else n
+            for n in (*piece.forward_outputs, *saved)
+        ]
+        self.finish(piece.forward, outputs)
+
+    def backward(self, order: Iterable[int]) -> None:
+        piece = self.piece
+        inputs = piece.backward.graph.find_nodes(op="placeholder")
+        for node in piece.tangents:
+            self.values[node] = self.placeholder(node)
+            self.first_tangent = self.first_tangent or self.values[node]
+        self.crossing = dict(zip(inputs, piece.saved, strict=False))
+        for number in order:
+            launch = piece.launches[number]
+            assert launch is not None
+            if number < len(piece.launches) and self.is_forward(number):
+                self.run(launch.cone)
+            else:
+                for node in launch.cone:
+                    self.value(node)
+        outputs = [
+            self.value(n) if isinstance(n, fx.Node) else n for n in piece.gradients
+        ]
+        self.finish(piece.backward, outputs)
+
+    def is_forward(self, number: int) -> bool:
+        assert self.piece.step is not None
+        return self.piece.step.ops[number].phase == "forward"
+
+    def placeholder(self, node: fx.Node) -> fx.Node:
+        copy = self.graph.placeholder(node.name)
+        copy.meta = dict(node.meta)
+        return copy
+
+    def finish(self, like: fx.GraphModule, outputs: list[Any]) -> None:
+        (node,) = like.graph.find_nodes(op="output")
+        made = self.graph.output(tuple(outputs))
+        made.meta = dict(node.meta)
+
+    def run(self, cone: Iterable[fx.Node]) -> None:
+        """Compute the nodes of a cone, anew if they were computed before."""
+        cone = list(cone)
+        for node in cone:
+            self.values.pop(node, None)
+        self.derived.clear()
+        for node in cone:
+            self.copy(node)
+        for node in cone:
+            # Only what has a storage is there for others.
+            if node not in self.piece.value_of:
+                self.derived[node] = self.values.pop(node)
+
+    def copy(self, node: fx.Node) -> fx.Node:
+        made = self.graph.node_copy(node, self.value)
+        self.values[node] = made
+        return made
+
+    def value(self, node: fx.Node) -> fx.Node:
+        """What holds this value here: it is known, was saved, or is derived."""
+        node = self.crossing.get(node, node)
+        known = self.values.get(node) or self.derived.get(node)
+        if known is not None:
+            return known
+        if self.first_tangent is not None and self.must_be_saved(node):
+            return self.save(node)
+        made = self.graph.node_copy(node, self.value)
+        is_early = node.graph is self.piece.forward.graph
+        (self.derived if is_early else self.values)[node] = made
+        return made
+
+    def must_be_saved(self, node: fx.Node) -> bool:
+        if node.graph is not self.piece.forward.graph:
+            return False
+        is_input = node.op == "placeholder"
+        return is_input or node in self.piece.value_of or has_effect(node)
+
+    def save(self, node: fx.Node) -> fx.Node:
+        assert self.first_tangent is not None
+        with self.graph.inserting_before(self.first_tangent):
+            made = self.placeholder(node)
+        self.saved[node] = self.values[node] = made
+        return made
+
+
+def has_effect(node: fx.Node) -> bool:
+    """Whether it changes something, or draws random numbers."""
+    if node.op != "call_function":
+        return False
+    schema = getattr(node.target, "_schema", None)
+    tags: Iterable[Any] = getattr(node.target, "tags", ())
+    is_mutable = schema is not None and schema.is_mutable
+    return is_mutable or torch.Tag.nondeterministic_seeded in tags

@@ -1,0 +1,112 @@
+"""Which versions of torch lowtide was tried with, and what it needs of one.
+
+lowtide reads torch's graphs through interfaces that may change between versions. What
+is needed is asked for here, once, before the first capture: a version that lacks it is
+refused by name. A version that has it but was never tried is used, with one warning,
+and the first step of every model is compared with the same step without lowtide.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from functools import cache
+from importlib import import_module
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch._functorch._aot_autograd import graph_compile
+
+from lowtide.engine.notices import warn
+from lowtide.errors import TESTED_TORCH, UnsupportedTorchError
+
+# Modules and what is used of them, where that is not documented by torch.
+_NEEDED = {
+    "torch._dynamo.backends.common": "aot_autograd",
+    "torch._functorch._aot_autograd.descriptors": (
+        "GradAOTOutput InputMutationAOTOutput PlainAOTInput"
+    ),
+    "torch._functorch._aot_autograd.graph_capture": (
+        "_create_graph_and_save_traced_inputs"
+    ),
+    "torch._functorch._aot_autograd.graph_compile": (
+        "_categorize_saved_tensors_for_backward"
+    ),
+    "torch._functorch._aot_autograd.schemas": "MemoryFormatMeta",
+    "torch._functorch._aot_autograd.subclass_utils": "maybe_suggest_memory_format",
+    "torch._functorch.config": "backward_pass_autocast",
+    "torch._dispatch.python": "all_py_loaded_overloads",
+    "torch.fx.experimental.proxy_tensor": "disable_autocast_cache",
+    "torch.fx.graph": "_BoxedCodeGen",
+    "torch._C._profiler": "_ExperimentalConfig",
+    "torch._C": "_DisableAutocast _is_any_autocast_enabled",
+    "torch": "_mirror_autograd_meta_to",
+}
+
+
+_NOTES_WHAT_IS_SAVED = "_categorize_saved_tensors_for_backward"
+
+
+class _NoInput(list[bool]):
+    """Says of every saved tensor that it is no input."""
+
+    def __getitem__(self, place: Any) -> Any:
+        return False
+
+
+def saving_as_it_comes() -> AbstractContextManager[Any]:
+    """Let a forward save another number of tensors than the graph that was traced.
+
+    From torch 2.15 on, AOTAutograd notes at which places inputs are saved, to detach
+    all other views. Before that it detached all views.
+    """
+    note = getattr(graph_compile, _NOTES_WHAT_IS_SAVED)
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        found = note(*args, **kwargs)
+        for given in (*args, *kwargs.values()):
+            if hasattr(given, "saved_tensor_is_graph_input"):
+                given.saved_tensor_is_graph_input = _NoInput()
+        return found
+
+    return patch.object(graph_compile, _NOTES_WHAT_IS_SAVED, noted)
+
+
+def is_tested(version: str) -> bool:
+    """Whether lowtide's tests have run on this version of torch."""
+    least, below = TESTED_TORCH.removeprefix("torch>=").split(",<")
+    return _parts(least) <= _parts(version) < _parts(below)
+
+
+def _parts(version: str) -> tuple[int, ...]:
+    parts = version.split("+")[0].split(".")[:2]
+    return tuple(int(part) for part in parts if part.isdigit())
+
+
+@cache
+def check_torch(version: str) -> bool:
+    """Whether this torch was tried; says so once if not.
+
+    Raises:
+        UnsupportedTorchError: it lacks something that lowtide needs.
+    """
+    for module, names in _NEEDED.items():
+        try:
+            found = import_module(module)
+        except ImportError as error:
+            raise UnsupportedTorchError(f"it has no {module}", version) from error
+        for name in names.split():
+            if not hasattr(found, name):
+                raise UnsupportedTorchError(f"{module} has no {name}", version)
+    if is_tested(version):
+        return True
+    warn(
+        f"lowtide was tested with {TESTED_TORCH}, and this is torch {version}. The "
+        "first step of each model is compared with the same step without lowtide."
+    )
+    return False
+
+
+def should_verify() -> bool:
+    """Whether the torch that runs was never tried, so that first steps are compared."""
+    return not check_torch(torch.__version__)

@@ -1,0 +1,83 @@
+"""One search for many budgets, or for the lowest peak within a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lowtide.planners.auto._floor import peak_bound_bytes
+from lowtide.planners.auto._search import Search
+from lowtide.step.plan import Plan
+
+
+def along(search: Search, budgets: Sequence[int]) -> list[Plan | None]:
+    """The fastest plan for each budget, None where none was found to fit.
+
+    All budgets share one set of drafts, so no plan is slower than that of a lower
+    budget.
+    """
+    interrupted = False
+    bounds: dict[int, float] = {}
+    try:
+        _visit(search, sorted(set(budgets)), bounds)
+    except KeyboardInterrupt:
+        interrupted = True
+    plans: list[Plan | None] = []
+    for budget in budgets:
+        search.budget, search.proven = float(budget), bounds.get(budget, 0.0)
+        draft = search.best()
+        plans.append(
+            None
+            if draft is None
+            else search.plan(draft, budget, interrupted=interrupted)
+        )
+    return plans
+
+
+def _visit(search: Search, ordered: Sequence[int], bounds: dict[int, float]) -> None:
+    # From the lowest: what is found there is a start for those above.
+    bound_bytes = peak_bound_bytes(search.problem)
+    for k, budget in enumerate(ordered):
+        if search.base.peak_bytes <= budget or budget < bound_bytes:
+            continue
+        with search.effort.section(0.7 / (len(ordered) - k)):
+            search.budget, search.proven = float(budget), 0.0
+            search.moments.clear()
+            best = search.best()
+            if best is not None:
+                search.offer(search.raise_up(best))
+            if not search.solve_exactly():
+                search.begin()
+            bounds[budget] = search.proven
+    for k, budget in enumerate(ordered):
+        search.budget, search.proven = float(budget), bounds.get(budget, 0.0)
+        if search.best() is None or search.is_close():
+            continue
+        with search.effort.section(1.0 / (len(ordered) - k)):
+            search.improve()
+
+
+def within(search: Search, limit_seconds: float, *, steps: int = 8) -> Plan:
+    """The plan with the lowest peak that takes at most this long."""
+    low, high = peak_bound_bytes(search.problem), search.base.peak_bytes
+    interrupted = False
+    try:
+        for k in range(steps):
+            if high - low <= 0.002 * high or search.effort.is_over():
+                break
+            search.budget, search.proven = low + 0.5 * (high - low), 0.0
+            with search.effort.section(1.0 / (steps - k)):
+                search.begin()
+                best = search.best()
+                if best is not None and best.seconds > limit_seconds:
+                    search.improve(goal=limit_seconds)
+            best = search.best()
+            if best is not None and best.seconds <= limit_seconds:
+                high = best.peak_bytes
+            else:
+                low = search.budget
+    except KeyboardInterrupt:
+        interrupted = True
+    fitting = [d for d in search.drafts if d.seconds <= limit_seconds] or [search.base]
+    draft = min(fitting, key=lambda d: (d.peak_bytes, d.seconds))
+    search.proven = 0.0
+    return search.plan(draft, int(draft.peak_bytes), interrupted=interrupted)

@@ -1,0 +1,186 @@
+"""Steps that values decide are planned in pieces, not left as they are."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import lowtide
+from lowtide.engine import planning
+from lowtide.engine.bits import same_bits
+
+WIDTH = 16
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+
+
+class Iteration(nn.Module):
+    """Stops by itself, in a loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.body = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        nn.init.normal_(self.body.weight, std=0.02)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = state = self.first(x)
+        for _ in range(5):
+            before, state = state, torch.tanh(self.body(state) + x)
+            if (state - before).abs().max() < 1e-2:
+                break
+        return state.square().mean()
+
+
+class Branch(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(self.first(x))
+        x = self.second(x) if x.mean().item() > 0 else self.second(-x)
+        return x.square().mean()
+
+
+class OneHot(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(4, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        classes = x.argmax(-1) % 4
+        return self.net(F.one_hot(classes, 4).float()).square().mean()
+
+
+class Force(nn.Module):
+    """The gradient of a score is part of the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.detach().requires_grad_()
+        score = self.net(x).square().mean()
+        (slope,) = torch.autograd.grad(score, x, create_graph=True)
+        return score + slope.square().sum()
+
+
+class Averaging(nn.Module):
+    """Torch's own modules look at a value: how many batches there were."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        norm = nn.BatchNorm1d(WIDTH, momentum=None)
+        self.net = nn.Sequential(nn.Linear(WIDTH, WIDTH), norm, nn.Linear(WIDTH, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x).square().mean()
+
+
+def trained(net: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    for _ in range(3):
+        net.zero_grad()
+        found.append(net(x))
+        found[-1].backward()
+        found += [p.grad.clone() for p in net.parameters() if p.grad is not None]
+    return found + [b.clone() for b in net.buffers()]
+
+
+@pytest.mark.parametrize("build", [Iteration, Branch, OneHot, Force, Averaging])
+def test_such_a_step_is_planned(build: Callable[[], nn.Module]) -> None:
+    net, x = build(), torch.randn(32, WIDTH)
+    plain = trained(copy.deepcopy(net), x)
+    lowtide.optimize(net, budget="100%", time_limit=0.2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ours = trained(net, x)
+    assert not [str(w.message) for w in caught if "unplanned" in str(w.message)]
+    call = lowtide.planned(net)
+    assert call is not None
+    assert call.watch.backwards >= 3
+    assert call.watch.left == []
+    assert all(map(same_bits, plain, ours))
+    assert len(plain) == len(ours)
+
+
+class Halving(nn.Module):
+    """Calls the same code with another size each time, with breaks in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def half(self, x: torch.Tensor) -> torch.Tensor:
+        torch._dynamo.graph_break()
+        return torch.tanh(self.layer(x))[::2]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(3):
+            x = self.half(x)
+        return x.square().mean()
+
+
+@pytest.mark.filterwarnings("ignore:.*graphs cannot be planned")
+@pytest.mark.filterwarnings("ignore:.*another order")
+def test_sizes_that_change_within_a_step_are_planned():
+    net, x = Halving(), torch.randn(32, WIDTH)
+    plain = trained(copy.deepcopy(net), x)
+    lowtide.optimize(net, budget="100%", time_limit=0.2)
+    ours = trained(net, x)
+    call = lowtide.planned(net)
+    assert call is not None
+    left = len(call.watch.left)
+    before = call.watch.backwards
+    trained(net, x)
+    assert call.watch.backwards - before == 12
+    assert len(call.watch.left) == left
+    assert [a.shape for a in plain] == [b.shape for b in ours]
+
+
+class Stages(nn.Module):
+    """More graphs than a step of one kind of input may be planned for as a whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH + i) for i in range(10))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        total = x.new_zeros(())
+        for layer in self.layers:
+            part = layer(x).square().mean()
+            total = total + part * min(1.0, part.item())
+        return total
+
+
+def test_many_graphs_that_values_separate_are_planned_together():
+    net, x = Stages(), torch.randn(32, WIDTH)
+    plain = trained(copy.deepcopy(net), x)
+    lowtide.optimize(net, budget="100%", time_limit=0.2)
+    ours = trained(net, x)
+    assert all(map(same_bits, plain, ours))
+
+
+def test_a_dry_run_that_fails_is_no_reason_to_plan_nothing(monkeypatch):
+    def look(*_: object, **__: object) -> None:
+        raise KeyError(9)
+
+    monkeypatch.setattr(planning, "look", look)
+    net, x = Branch(), torch.randn(32, WIDTH)
+    plain = trained(copy.deepcopy(net), x)
+    lowtide.optimize(net, budget="100%", time_limit=0.2)
+    assert all(map(same_bits, plain, trained(net, x)))
+    call = lowtide.planned(net)
+    assert call is not None
+    assert call.watch.backwards >= 3
