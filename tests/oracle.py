@@ -19,13 +19,19 @@ INFINITE = float("inf")
 
 
 def random_step(
-    seed: int, num_forward: int, *, breaks: int = 0, updates: bool = False
+    seed: int,
+    num_forward: int,
+    *,
+    breaks: int = 0,
+    updates: bool = False,
+    overwrites: bool = False,
 ) -> StepGraph:
     """A training step with branches, several outputs of an op, standby and once ops.
 
     Each break ends a captured piece: what is carried over comes back as new storages,
     and only the backward of a piece can make its storages again. With `updates` every
-    forward op reads a parameter, and its gradient is used up by an update of that.
+    forward op reads a parameter, and its gradient is used up by an update of that. With
+    `overwrites` the backward begins with ops that write over what the forward ends with.
     """
     rng = random.Random(f"step {seed} {num_forward}" + (f" {breaks}" if breaks else ""))
     storages = [Storage(0, "x", rng.randrange(4), resident=True)]
@@ -105,6 +111,12 @@ def random_step(
     for k in range(num_forward - 1, -1, -1):
         reads, made = forward[k]
         saved = [s for s in (*reads, *made) if rng.random() < 0.6]
+        if overwrites and made[0] in ends:
+            loss = {"phase": "backward", "piece": piece, "over": made[0]}
+            sizes = [storages[made[0]].nbytes]
+            row = ("over", (gradient_of[made[0]], made[0]), sizes)
+            (gradient_of[made[0]],) = add(*row, scratch_bytes=1, **loss)
+            saved = [s for s in saved if s != made[0]]
         wanted = [s for s in dict.fromkeys(reads) if not storages[s].resident]
         sizes = [storages[s].nbytes for s in wanted] + [rng.randint(1, 3)]
         back = {"phase": "backward", "piece": piece}
@@ -169,6 +181,8 @@ def walk(step: StepGraph, sequence: Sequence[int]) -> Walked:
         alive |= set(op.writes)
         later = [step.ops[n] for n in sequence[position + 1 :]]
         done = {s for s in alive - stay if not _is_read(s, later)}
+        if op.over in done:
+            live[-1] -= size[op.over]
         alive -= done
         freed.append(frozenset(done))
     return Walked(max(live, default=0), tuple(live), seconds, tuple(freed))
@@ -220,6 +234,8 @@ def execute(step: StepGraph, schedule: Sequence[Item]) -> tuple[int, float, list
             raise ImpossibleError(index)
         history.append(op)
         taken = [size[s] for s in blocks] + [size[s] for s in op.writes]
+        if Free(op.over) in schedule[index + 1 : index + 2]:
+            taken.remove(size[op.over])
         live.append(sum(taken) + op.scratch_bytes)
         blocks.update(op.writes)
     missing = [op for op in step.ops if op.once and op not in history]
@@ -364,14 +380,20 @@ class _BestFirst:
         alive = state[0]
         if self.reads[number] & ~alive or self.barred[number] & state[2]:
             return
-        for kept in self._making_room(alive, number):
+        over = self.ops[number].over
+        ways = [*self._making_room(alive, number)]
+        if over >= 0:
+            gone = 1 << over
+            spared = self.size[over]
+            ways += [w & ~gone for w in self._making_room(alive, number, spared)]
+        for kept in ways:
             now = kept | self.writes[number]
             now &= self.useful(now & self.outputs, done, updated) | self.outputs
             yield (now, done, updated), self.ops[number].seconds
 
-    def _making_room(self, alive: int, number: int) -> Iterator[int]:
+    def _making_room(self, alive: int, number: int, spared: int = 0) -> Iterator[int]:
         """What can be held while an op runs: each largest set that leaves room."""
-        excess = self.bytes_of(alive) + self.busy[number] - self.room
+        excess = self.bytes_of(alive) + self.busy[number] - spared - self.room
         if excess <= 0:
             yield alive
             return

@@ -1,7 +1,8 @@
 """The simulator against the tests' own executor, on schedules right and wrong.
 
 Both know every kind of item: runs, runs again, frees, replays, ops that run once, graph
-breaks, and updates, after which a parameter may not be read.
+breaks, updates, after which a parameter may not be read, and ops that write over an
+argument where that is freed behind them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections import Counter
 import pytest
 
 from lowtide.errors import BudgetTooSmallError, InvalidScheduleError
-from lowtide.planners import load
+from lowtide.planners import available, load
 from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Free, Item, Run
 from lowtide.step.schedule import settled, with_frees, without_spending
@@ -93,6 +94,38 @@ def test_simulator_and_oracle_agree_on_every_item(breaks: int, updates: bool) ->
         for _ in range(MUTATIONS):
             seen[verdict(step, changed(step, items, rng))] += 1
     assert min(seen["possible"], seen["impossible"]) > MUTATIONS
+
+
+def test_simulator_and_oracle_agree_on_what_is_written_over() -> None:
+    rng = random.Random("over")
+    seen: Counter[str] = Counter()
+    for seed in range(8):
+        step = random_step(seed, 6, overwrites=True)
+        assert any(op.over >= 0 for op in step.ops)
+        items = list(planned(step, 0.7))
+        for _ in range(MUTATIONS):
+            seen[verdict(step, changed(step, items, rng))] += 1
+    assert min(seen["possible"], seen["impossible"]) > MUTATIONS
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_auto_is_optimal_on_steps_that_write_over(seed: int) -> None:
+    step = random_step(seed, 5, overwrites=True)
+    found = load("auto").plan(step, None)
+    lowest = found.peak_bytes
+    assert least_seconds_within(step, lowest) < INFINITE
+    assert least_seconds_within(step, lowest - 1) == INFINITE
+    middle = (lowest + step.baseline_peak_bytes) // 2
+    plan = load("auto").plan(step, middle)
+    assert execute(step, plan.schedule)[0] <= middle
+    assert plan.seconds == pytest.approx(least_seconds_within(step, middle))
+
+
+@pytest.mark.parametrize("planner", available())
+def test_every_planner_knows_what_is_written_over(planner: str) -> None:
+    step = random_step(3, 6, overwrites=True)
+    plan = load(planner).plan(step, None)
+    assert execute(step, plan.schedule)[0] == plan.peak_bytes
 
 
 def test_a_parameter_may_not_be_read_once_it_is_updated() -> None:

@@ -105,7 +105,7 @@ def structure_of(step: StepGraph) -> str:
     digest = hashlib.sha256()
     for op in step.ops:
         row = (op.target, op.reads, op.writes, op.phase, op.piece, op.once)
-        digest.update(repr((*row, op.standby, op.opens, op.spends)).encode())
+        digest.update(repr((*row, op.standby, op.opens, op.spends, op.over)).encode())
     for s in step.storages:
         digest.update(repr((s.kind, s.resident, s.dtype)).encode())
     digest.update(repr(step.outputs).encode())

@@ -35,6 +35,7 @@ from lowtide.engine.draws import (
     generator_state,
     masking_scale,
 )
+from lowtide.engine.loss import emit_over
 from lowtide.errors import CaptureError, PlanMismatchError
 from lowtide.step.plan import Plan
 from lowtide.step.schedule import with_frees
@@ -170,8 +171,7 @@ class _Emitter:
     def forward(self, ops: Sequence[PieceOp]) -> list[Any]:
         for node in self.piece.primals:
             self.values[node] = self.placeholder(node)
-        for op in ops:
-            self.run(op)
+        self.run_all(ops)
         return [self.map(n) for n in self.piece.forward_outputs]
 
     def backward(self, ops: Sequence[PieceOp], saved: Sequence[str]) -> list[Any]:
@@ -186,8 +186,7 @@ class _Emitter:
         known |= {node.name: node for node in self.piece.primals}
         for name in saved:
             self.save(known[name])
-        for op in ops:
-            self.run(op)
+        self.run_all(ops)
         return [self.map(n) for n in self.piece.gradients]
 
     def module(self) -> fx.GraphModule:
@@ -268,6 +267,23 @@ class _Emitter:
             return torch.empty(self.piece.storages[storage].nbytes, dtype=torch.uint8)
 
     # Ops.
+
+    def run_all(self, ops: Sequence[PieceOp]) -> None:
+        for place, op in enumerate(ops):
+            if op.over >= 0 and _is_last_use(op.over, ops[place + 1 :]):
+                self.write_over(op)
+            else:
+                self.run(op)
+
+    def write_over(self, op: PieceOp) -> None:
+        """Run the op and the first that follows it in one, over an argument."""
+        first, *others = op.then
+        made = emit_over(self.graph, op, self.map)
+        for node in self.piece.nodes_of[op.over]:
+            self.values.pop(node, None)
+        self.values[first.node] = made
+        for follower in others:
+            self.follow(follower)
 
     def run(self, op: PieceOp) -> None:
         if op.variant == "unpack":
@@ -376,6 +392,16 @@ class _Emitter:
 
 def _item(node: fx.Node, place: int) -> fx.Node:
     return next(user for user in node.users if user.args[1] == place)
+
+
+def _is_last_use(storage: int, later: Sequence[PieceOp]) -> bool:
+    """Whether a storage is not read again before it is made again."""
+    for op in later:
+        if storage in op.reads:
+            return False
+        if storage in op.writes:
+            return True
+    return True
 
 
 def is_number(node: fx.Node) -> bool:

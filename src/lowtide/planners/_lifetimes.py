@@ -80,7 +80,7 @@ def backward_bytes(life: Lifetimes) -> BackwardBytes:
     scratch = np.zeros(end + 1, np.int64)
     for time, number in enumerate(life.backward):
         op = step.ops[number]
-        scratch[time] = op.scratch_bytes
+        scratch[time] = step.passing_bytes[number]
         for s in op.writes:
             if not step.storages[s].resident and s not in life.born:
                 first.setdefault(s, time)

@@ -144,7 +144,8 @@ class _Facts:
         """Bytes there must be for this op alone."""
         op, sizes = self.step.ops[number], self.step.sizes
         own = {s for s in (*op.reads, *op.writes) if not self.step.storages[s].resident}
-        return self.step.resident_bytes + sum(sizes[s] for s in own) + op.scratch_bytes
+        passing = self.step.passing_bytes[number]
+        return self.step.resident_bytes + sum(sizes[s] for s in own) + passing
 
 
 class _Cache:
@@ -199,7 +200,7 @@ class _Cache:
         op, sizes = self.step.ops[number], self.step.sizes
         if len(self.sequence) >= self.most_ops or self.clock > self.most_seconds:
             return False
-        need = op.scratch_bytes + sum(sizes[s] for s in op.writes)
+        need = self.step.passing_bytes[number] + sum(sizes[s] for s in op.writes)
         while self.used + need > self.limit:
             if not self._evict_one():
                 return False

@@ -15,6 +15,7 @@ from typing import Any
 from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan, Run, Schedule
 from lowtide.step.schedule import with_frees
+from lowtide.step.simulate import frees_next
 
 START = 0x7F0000000000
 
@@ -74,10 +75,13 @@ def _record(step: StepGraph, schedule: Schedule) -> _Recorder:
         storage = step.storages[s]
         recorder.make(s, _frames("", storage.name, storage.kind), storage.kind)
     made = set(step.resident)
-    for item in schedule:
+    for index, item in enumerate(schedule):
         if isinstance(item, Run):
+            over = step.ops[item.op].over
+            if over >= 0 and frees_next(schedule, index, over):
+                recorder.drop(over)  # its bytes become those of the result
             _record_run(recorder, item.op, made)
-        else:
+        elif item.storage in recorder.alive:
             recorder.drop(item.storage)
     return recorder
 

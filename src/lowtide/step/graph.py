@@ -92,7 +92,8 @@ class Op:
     -1. `signature` is the op with its shapes and plain arguments: equal signatures cost
     the same and compute the same function. `spends` are storages whose old content is
     gone when the op has run (it updates them), so that nothing may read them later;
-    such ops run once, in any order.
+    such ops run once, in any order. `over` is a storage among the reads, or -1: if it is
+    freed right behind the op, the op has written its first result there.
     """
 
     id: Id
@@ -112,6 +113,7 @@ class Op:
     signature: Text = ""
     spread: Seconds = 0.0
     spends: tuple[Id, ...] = ()
+    over: Mark = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +159,18 @@ class StepGraph:
         """Bytes of each storage as the allocator counts them."""
         unit = self.alignment_bytes
         return tuple(-(-s.nbytes // unit) * unit for s in self.storages)
+
+    @cached_property
+    def passing_bytes(self) -> tuple[int, ...]:
+        """What each op needs while it runs, beside what it reads and makes.
+
+        That is its scratch, less what its result takes the place of. Where that is not
+        freed behind the op, it needs more: only `simulate` knows.
+        """
+        return tuple(
+            op.scratch_bytes - (self.sizes[op.over] if op.over >= 0 else 0)
+            for op in self.ops
+        )
 
     @cached_property
     def resident(self) -> tuple[int, ...]:
@@ -421,5 +435,12 @@ def _check_op(op: Op, storages: tuple[Storage, ...]) -> None:
         raise ValueError(f"op {op.name} has negative or undefined cost")
     if not set(op.spends).issubset(op.reads) or (op.spends and not op.once):
         raise ValueError(f"op {op.name} spends what it does not read, or may run again")
+    if op.over != -1 and not (
+        op.over in op.reads
+        and op.writes
+        and storages[op.over].nbytes == storages[op.writes[0]].nbytes
+        and not storages[op.over].resident
+    ):
+        raise ValueError(f"op {op.name} writes over what its result does not fit")
     if op.standby and (op.opens != -1 or op.once):
         raise ValueError(f"op {op.name} stands by, so it cannot be a must")

@@ -45,6 +45,8 @@ def with_frees(step: StepGraph, sequence: Sequence[int]) -> Schedule:
             freed_after[position].append(s)
     items: list[Item] = []
     for number, freed in zip(sequence, freed_after, strict=True):
+        over = step.ops[number].over
+        freed.sort(key=lambda s: s != over)  # what was written over is gone at once
         items.append(Run(number))
         items.extend(map(Free, freed))
     return tuple(items)

@@ -1,8 +1,9 @@
 """The only definition of peak and time.
 
 The peak of a schedule is the largest number of bytes alive at any moment: residents,
-everything made and not yet freed, and while an op runs its outputs and its scratch. Its
-time is the sum of the times of the ops it runs. `simulate` walks a schedule once,
+everything made and not yet freed, and while an op runs its outputs and its scratch. An
+op that can write over an argument does so where that is freed right behind it; the two
+then count once. The time is the sum of the times of the ops it runs. `simulate` walks a schedule once,
 rejects it at the first item that cannot be executed, and reports both.
 """
 
@@ -14,7 +15,7 @@ from typing import NoReturn
 
 from lowtide.errors import InvalidScheduleError
 from lowtide.step.graph import StepGraph
-from lowtide.step.plan import Item, Run
+from lowtide.step.plan import Free, Item, Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,8 @@ def simulate(step: StepGraph, schedule: Sequence[Item]) -> Timeline:
                     alive[s] = True
                     now += sizes[s]
             seconds += op.seconds
+            if op.over >= 0 and frees_next(schedule, index, op.over):
+                copies -= sizes[op.over]
             append(now + op.scratch_bytes + copies)
         else:
             s = item.storage
@@ -87,6 +90,11 @@ def simulate(step: StepGraph, schedule: Sequence[Item]) -> Timeline:
         return Timeline(now, 0.0, (), 0)
     peak = max(live)
     return Timeline(peak, seconds, tuple(live), live.index(peak))
+
+
+def frees_next(schedule: Sequence[Item], index: int, storage: int) -> bool:
+    """Whether the item behind this one frees the storage."""
+    return index + 1 < len(schedule) and schedule[index + 1] == Free(storage)
 
 
 class _Walk:

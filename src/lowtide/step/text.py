@@ -6,13 +6,15 @@ a     = f(x)            16 bytes   1 s
 b, m  = g(a)            40 4 bytes 1 s  random
 b     = g_again(a, m)   40 bytes   1 s  standby
 turn(b) -> d            4 bytes
-da    = gb(a, b, d)     16 bytes   2 s  scratch 8
+db    = lb(b, d)        40 bytes   1 s  over b
+da    = gb(a, db)       16 bytes   2 s  scratch 8
 -> da
 ```
 
 A line makes storages by an op from storages; bytes are listed in the order of the names
 on the left. After the time come flags: `random`, `mutates`, `collective` (the op runs
-once), `standby`, `scratch N`. `turn(...)` ends the forward: what it reads must exist by
+once), `standby`, `scratch N`, `over NAME` (which the first result can take the place
+of). `turn(...)` ends the forward: what it reads must exist by
 then, what it writes starts the backward. The last line names the step's outputs. A name
 made again on a `standby` line is the same storage. `#` starts a comment.
 """
@@ -133,10 +135,10 @@ class _Reader:
         if cost is None:
             raise ValueError("expected `N bytes T s` after the op")
         flags = cost["flags"].split()
-        scratch = 0
-        if "scratch" in flags:
-            place = flags.index("scratch")
-            scratch = int(flags[place + 1])
+        words = {"scratch": "0", "over": ""}
+        for word in words.keys() & set(flags):
+            place = flags.index(word)
+            words[word] = flags[place + 1]
             del flags[place : place + 2]
         unknown = [f for f in flags if f not in _ONCE and f != "standby"]
         if unknown:
@@ -153,11 +155,12 @@ class _Reader:
                 reads=reads,
                 writes=writes,
                 seconds=float(cost["seconds"] or 0),
-                scratch_bytes=scratch,
+                scratch_bytes=int(words["scratch"]),
                 phase="backward" if self.has_turned else "forward",
                 once=next((_ONCE[f] for f in flags if f in _ONCE), ""),
                 standby="standby" in flags,
                 signature=found["op"],
+                over=self.ids[words["over"]] if words["over"] else -1,
             )
         )
 

@@ -174,12 +174,16 @@ class _Tally:
             self.since[s] = len(self.runs)
             self.live += size
             self.activations += size if s not in self.lasting else 0
+        passing = op.scratch_bytes + copies
+        # What the result was written over counts as the result.
+        written_over = self.live + passing - live_bytes
         self.activation_peak = max(
-            self.activation_peak, self.activations + activation_copies
+            self.activation_peak, self.activations + activation_copies - written_over
         )
         for kind, column in self.during.items():
-            passing = op.scratch_bytes + copies if kind == "temporary" else 0
-            column.append(self.now[kind] + passing)
+            column.append(self.now[kind] + (passing if kind == "temporary" else 0))
+        if written_over:
+            self.during[self.label[op.over]][-1] -= written_over
         begin, self.seconds = self.seconds, self.seconds + op.seconds
         again = number in self.ran or op.standby
         self.ran.add(number)

@@ -11,7 +11,8 @@ What the analysis decides:
 * Every other call is an op. It may run again unless it draws random numbers, changes
   state, reads state that the step changes, or talks to other processes.
 * An elementwise op that is the only reader of the result of another is folded into that
-  one, and writes over it (see `fold.py`).
+  one, and writes over it (see `fold.py`). The gradient of a cross entropy is written
+  over the log-softmax that it is made from (see `loss.py`).
 * Two kinds of ops that may not run again have a stand-in that may: a random op is
   replayed from the generator state it started with, and a training-mode batch norm is
   computed without its running statistics. What dropout drops is dropped again by its
@@ -48,6 +49,7 @@ from lowtide.engine.capture.shapes import formulas_of
 from lowtide.engine.capture.tensors import result_bytes, storage_key, storage_record
 from lowtide.engine.capture.zeros import made_from, outputs_of
 from lowtide.engine.draws import can_draw_again
+from lowtide.engine.loss import find_overwritten
 from lowtide.engine.packing import packing_of
 from lowtide.errors import CaptureError
 from lowtide.step.graph import Kind, Storage
@@ -275,6 +277,7 @@ class _Reader:
         kept = {s for node in outputs for s in piece.storage_of.get(node, ())}
         piece.unfolded = list(piece.ops)
         self.became = fold_in_place(piece, frozenset(kept))
+        find_overwritten(piece, frozenset(kept))
 
     def add_stand_ins(self) -> None:
         """Put behind each op that has some the forms in which it can run again.

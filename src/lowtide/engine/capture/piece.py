@@ -57,7 +57,8 @@ class PieceOp:
     `then` are the elementwise ops folded into it, which overwrite one of its results.
     `state` is the storage of the generator state that a random op starts from, if it
     can be replayed. `packs` are those of its results of which it can leave a packed
-    copy; an unpacking op makes the one that it has.
+    copy; an unpacking op makes the one that it has. `over` is the storage that it can
+    write its result over if nobody reads that afterwards, or -1 (see `loss.py`).
     """
 
     node: fx.Node
@@ -69,6 +70,7 @@ class PieceOp:
     then: tuple[Follower, ...] = ()
     state: int = -1
     packs: tuple[Packed, ...] = ()
+    over: int = -1
 
     @property
     def standby(self) -> bool:

@@ -353,6 +353,8 @@ class _Composer:
             id=len(self.ops),
             reads=tuple(mapping[s] for s in op.reads),
             writes=tuple(mapping[s] for s in op.writes),
+            spends=tuple(mapping[s] for s in op.spends),
+            over=mapping.get(op.over, -1),
             piece=index,
         )
 

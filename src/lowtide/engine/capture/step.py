@@ -8,6 +8,7 @@ from dataclasses import replace
 from lowtide.engine.capture.call import calls_of, module_of, source_of
 from lowtide.engine.capture.checkpointed import checkpointed_peak_bytes, part_of
 from lowtide.engine.capture.piece import UPDATES, Piece, PieceOp, tensors_of
+from lowtide.engine.loss import scratch_bytes
 from lowtide.step.graph import FOLDED, Op, Region, StepGraph, check_graph
 
 ALIGNMENT_BYTES = {"cpu": 64, "cuda": 512}
@@ -74,6 +75,9 @@ def _op(op: PieceOp, number: int) -> Op:
     if op.variant == "unpack":
         (packed,) = op.packs
         name, target = f"{packed.node.name} unpacked", "lowtide::unpack"
+    scratch = op.node.meta.get("temporaries", 0)
+    if op.over >= 0:
+        scratch += scratch_bytes(op)
     return Op(
         id=number,
         name=name,
@@ -86,8 +90,9 @@ def _op(op: PieceOp, number: int) -> Op:
         module=module_of(op.node),
         source=source_of(op.node),
         signature=" + ".join(call.signature for call in calls_of(op)),
-        scratch_bytes=op.node.meta.get("temporaries", 0),
+        scratch_bytes=scratch,
         spends=op.reads[:1] if op.once == UPDATES else (),
+        over=op.over,
     )
 
 

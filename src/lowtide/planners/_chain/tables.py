@@ -151,7 +151,7 @@ class Segments:
     def _forward_bytes(self) -> tuple[Bytes, Bytes, Bytes]:
         """While each forward op runs: bytes that pass, that fill up, and that stay."""
         life, count = self.life, self.num_forward
-        scratch = [self.step.ops[number].scratch_bytes for number in life.forward]
+        scratch = [self.step.passing_bytes[number] for number in life.forward]
         passing, filling = [], []
         for s in life.loose:
             span = life.born[s], life.last_forward[s] + 1, self.sizes[s]

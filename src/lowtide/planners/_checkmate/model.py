@@ -146,7 +146,7 @@ class _Stage:
                 size[s] for s in op.writes if s in self.stages.held and made[s] < self.t
             )
             fresh = sum(size[s] for s in op.writes) - copies
-            busy = fresh + copies + op.scratch_bytes / model.unit_bytes
+            busy = fresh + copies + self.step.passing_bytes[i] / model.unit_bytes
             if i == self.last:
                 program.row(-_INFINITE, -fixed - busy, {**terms, model.peak: -1.0})
                 return

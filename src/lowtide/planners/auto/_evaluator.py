@@ -184,7 +184,7 @@ def _fill(work: Work, problem: Problem) -> None:
         "size": problem.size,
         "seconds": problem.seconds,
         "fresh_bytes": problem.fresh_bytes,
-        "scratch_bytes": [float(op.scratch_bytes) for op in step.ops],
+        "passing_bytes": [float(nbytes) for nbytes in step.passing_bytes],
         "fixed": problem.fixed,
         "ordered": problem.once,
         "remaker": problem.remaker,

@@ -352,7 +352,7 @@ def inserted_excess(w: Work, s: State, count: int, level: float) -> float:
         w.units[0] += 8.0
         for k in range(w.writes_at[op], w.writes_at[op + 1]):
             now += w.size[w.writes[k]]
-        total += max(now + w.scratch_bytes[op] - level, 0.0)
+        total += max(now + w.passing_bytes[op] - level, 0.0)
         for k in range(w.writes_at[op], w.writes_at[op + 1]):
             i = w.writes[k]
             if w.freed[i] != number and w.last_read[i] < 0:

@@ -27,7 +27,7 @@ class Problem:
         self.seconds: list[float] = [op.seconds for op in step.ops]
         # What an op needs while it runs, beside what is alive before it.
         self.fresh_bytes: list[float] = [
-            sum(self.size[s] for s in writes) + float(op.scratch_bytes)
+            sum(self.size[s] for s in writes) + float(step.passing_bytes[op.id])
             for op, writes in zip(step.ops, self.writes, strict=True)
         ]
         # What is counted for an op that takes no time, so that ratios stay finite.

@@ -34,8 +34,8 @@ class Work(NamedTuple):
     writes: AccessInts
     size: StorageFloats
     seconds: OpFloats
-    fresh_bytes: OpFloats  # written, and scratch
-    scratch_bytes: OpFloats
+    fresh_bytes: OpFloats  # written, and passing
+    passing_bytes: OpFloats
     fixed: OpInts  # runs once, or for something the graph does not show
     ordered: OpInts  # runs once, in the order of such ops
     remaker: StorageInts

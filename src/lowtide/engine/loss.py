@@ -1,0 +1,132 @@
+"""The gradient of cross entropy, written over the log-softmax that it is made from.
+
+The largest tensors of a language model's step have a number for every token and every
+word. The backward of the loss fills one with zeros, writes one number into each of its
+rows, and makes the gradient of the logits from it and from the log-softmax, which dies
+there. Every row of that is independent, so it can be done some rows at a time, each in
+the place of its log-softmax: with the same kernels, hence the same bits, and with one
+such tensor alive instead of two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from torch import fx
+
+from lowtide.engine.capture.piece import Piece, PieceOp
+
+aten = torch.ops.aten
+
+# What is made at once: as much as stays in a cache, and a small part of the whole.
+_BLOCK_BYTES = 1 << 20
+_LEAST_BLOCKS = 16
+
+
+def gradient_over(
+    log_softmax: torch.Tensor,
+    gradient: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None,
+    reduction: int,
+    ignore_index: int,
+    total_weight: torch.Tensor,
+) -> torch.Tensor:
+    """`nll_loss_backward` and `_log_softmax_backward_data` in one.
+
+    The result is written over the log-softmax, unless somebody keeps the graph for a
+    second backward (`retain_graph=True`), which will read it again.
+    """
+    # NOTE(torch>=2.13): AOTAutograd asks the same before it reuses what was saved.
+    if torch._C._autograd._get_current_graph_task_keep_graph():
+        log_softmax = log_softmax.clone()
+    rows = rows_at_once(log_softmax)
+    for start in range(0, len(log_softmax), rows):
+        some = slice(start, start + rows)
+        part = log_softmax[some]
+        sent = gradient[some] if reduction == 0 else gradient
+        given = (weight, reduction, ignore_index, total_weight)
+        made = aten.nll_loss_backward(sent, part, target[some], *given)
+        aten._log_softmax_backward_data.out(made, part, 1, part.dtype, out=part)
+        del made  # before the next rows are made beside it
+    return log_softmax
+
+
+def rows_at_once(log_softmax: torch.Tensor) -> int:
+    """How many rows are made at once."""
+    count, width = log_softmax.shape
+    row_bytes = max(1, width * log_softmax.element_size())
+    return max(1, min(_BLOCK_BYTES // row_bytes, count // _LEAST_BLOCKS))
+
+
+def scratch_bytes(op: PieceOp) -> int:
+    """What the rows that are made at once need beside the log-softmax."""
+    value = cast(fx.Node, op.node.args[1]).meta["val"]
+    most = value.numel() * value.element_size()
+    row_bytes = value.shape[1] * value.element_size()
+    return int(min(most, rows_at_once(value) * row_bytes))
+
+
+def find_overwritten(piece: Piece, kept: frozenset[int]) -> None:
+    """Mark the ops of a piece that can write their result over a log-softmax.
+
+    Args:
+        piece: Its ops are changed.
+        kept: Storages that somebody outside reads; they are never overwritten.
+    """
+    for place, op in enumerate(piece.ops):
+        over = _overwritten(piece, op)
+        if over >= 0 and over not in kept and _dies_at(piece, op, over):
+            piece.ops[place] = replace(op, over=over)
+
+
+def _overwritten(piece: Piece, op: PieceOp) -> int:
+    """The log-softmax from which an op makes the gradient of the logits, or -1."""
+    if op.node.target is not aten.nll_loss_backward.default or not op.then:
+        return -1
+    node: Any = op.node.args[1]
+    follower: Any = op.then[0].node
+    value = node.meta["val"]
+    fits = (
+        follower.target is aten._log_softmax_backward_data.default
+        and piece.storage_of[follower.args[1]] == piece.storage_of[node]
+        and follower.args[1].meta["val"].stride() == value.stride()
+        and value.dim() == 2
+        and value.is_contiguous()
+        and value.device.type == "cpu"
+        and follower.args[2] in (1, -1)
+        and follower.args[3] == value.dtype == follower.meta["val"].dtype
+    )
+    (storage,) = piece.storage_of[node]
+    size = value.numel() * value.element_size()
+    return storage if fits and piece.storages[storage].nbytes == size else -1
+
+
+def _dies_at(piece: Piece, last: PieceOp, storage: int) -> bool:
+    """Whether nothing that runs after an op, even again, can want a storage.
+
+    Other readers may only make what this op reads, or what the backward never does.
+    """
+    wanted = [storage]
+    seen = {storage}
+    while wanted:
+        s = wanted.pop()
+        for op in piece.ops:
+            if op is last or s not in op.reads:
+                continue
+            if not op.is_forward:
+                return False
+            fresh = [made for made in op.writes if made not in seen]
+            seen.update(fresh)
+            wanted += fresh
+    return True
+
+
+def emit_over(graph: fx.Graph, op: PieceOp, map_arguments: Any) -> fx.Node:
+    """The call that writes over the log-softmax, in a graph."""
+    gradient, log_softmax, *others = map_arguments(op.node.args)
+    made = graph.call_function(gradient_over, (log_softmax, gradient, *others))
+    made.meta = dict(op.then[0].node.meta)
+    return made
