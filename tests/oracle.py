@@ -31,7 +31,7 @@ def random_step(
     Each break ends a captured piece: what is carried over comes back as new storages,
     and only the backward of a piece can make its storages again. With `updates` every
     forward op reads a parameter, and its gradient is used up by an update of that. With
-    `overwrites` the backward begins with ops that write over what the forward ends with.
+    `overwrites` the backward begins by writing over what the forward ends with.
     """
     rng = random.Random(f"step {seed} {num_forward}" + (f" {breaks}" if breaks else ""))
     storages = [Storage(0, "x", rng.randrange(4), resident=True)]

@@ -92,8 +92,8 @@ class Op:
     -1. `signature` is the op with its shapes and plain arguments: equal signatures cost
     the same and compute the same function. `spends` are storages whose old content is
     gone when the op has run (it updates them), so that nothing may read them later;
-    such ops run once, in any order. `over` is a storage among the reads, or -1: if it is
-    freed right behind the op, the op has written its first result there.
+    such ops run once, in any order. `over` is a storage among the reads, or -1: if it
+    is freed right behind the op, the op has written its first result there.
     """
 
     id: Id

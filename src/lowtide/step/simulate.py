@@ -3,8 +3,8 @@
 The peak of a schedule is the largest number of bytes alive at any moment: residents,
 everything made and not yet freed, and while an op runs its outputs and its scratch. An
 op that can write over an argument does so where that is freed right behind it; the two
-then count once. The time is the sum of the times of the ops it runs. `simulate` walks a schedule once,
-rejects it at the first item that cannot be executed, and reports both.
+then count once. The time is the sum of the times of the ops it runs. `simulate` walks a
+schedule once, rejects it at the first item that cannot be executed, and reports both.
 """
 
 from __future__ import annotations

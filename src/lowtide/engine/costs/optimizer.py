@@ -137,8 +137,14 @@ def optimizer_of(modules: Iterable[torch.nn.Module]) -> torch.optim.Optimizer | 
         groups = optimizer.__dict__.get("param_groups", ())
         return sum(id(p) in own for group in groups for p in group["params"])
 
-    # Not isinstance, which asks lazy objects for a class they would have to load.
-    found = [o for o in gc.get_objects() if issubclass(type(o), torch.optim.Optimizer)]
+    kinds = {torch.optim.Optimizer}
+    waiting = [torch.optim.Optimizer]
+    while waiting:
+        waiting += (new := set(waiting.pop().__subclasses__()) - kinds)
+        kinds |= new
+    # Not isinstance, which asks lazy objects for a class they would have to load, and
+    # is slow: there may be millions.
+    found = [o for o in gc.get_objects() if type(o) in kinds]
     best = max(found, key=num_own, default=None)
     return best if best is not None and num_own(best) else None
 
