@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from lowtide.models._catalog import ALIASES, available, describe
-from lowtide.models._options import Description, Option
+from lowtide.models._catalog import ALIASES, Description, Option, available, describe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
