@@ -26,8 +26,6 @@ from lowtide.step.walk import Walk, walk
 
 SCHEMA = 2
 VIEW_LIMIT = 60
-_LISTS = "views batch notes".split()
-_PARTS = "frontier fidelity diff".split()
 
 
 def build(inputs: Inputs, *, title: str = "", command: str = "") -> dict[str, Any]:
@@ -77,8 +75,8 @@ def report_data(
             if any(kind in tide["by_kind"] for tide in tides)
         ],
         "ops": ops_of(None),
-        **{name: [] for name in _LISTS},
-        **dict.fromkeys(_PARTS),
+        **{"views": [], "batch": [], "notes": []},
+        **{"frontier": None, "fidelity": None, "diff": None},
     }
     return {**empty, **sections}
 
@@ -106,11 +104,11 @@ def view(
     over = None
     if walked.schedule != baseline.schedule:
         over = outline(baseline, walked, label="baseline", limit=limit // thin)
-    eager = inputs.unplanned_peak_bytes(plan)
-    drawn: dict[str, Any] = {"label": plan.planner, "limit": limit}
-    shown = tide(walked, plan=plan, over=over, eager_peak_bytes=eager, **drawn)
-    charts = charts_of(walked, shown, is_small=is_small)
-    return {**NO_CHARTS, **found, **charts}
+    eager, label = inputs.unplanned_peak_bytes(plan), plan.planner
+    shown = tide(
+        walked, label=label, plan=plan, over=over, eager_peak_bytes=eager, limit=limit
+    )
+    return {**NO_CHARTS, **found, **charts_of(walked, shown, is_small=is_small)}
 
 
 def charts_of(
@@ -184,6 +182,7 @@ def ops_of(step: StepGraph | None) -> dict[str, list[Any]]:
     return {"title": list(titles(step)) if step else [], **found}
 
 
+_NO_STEP = "The step of this plan was not given: pass it as well to see the charts."
 _PROOFS = {
     "rule": "This planner follows a rule and proves nothing: the bound is the time of "
     "the step with everything kept.",
@@ -192,9 +191,6 @@ _PROOFS = {
     "clock": "The machine was too busy: the search was stopped by the clock and not by "
     "its counted work, so the same limit may give another plan.",
 }
-
-
-_NO_STEP = "The step of this plan was not given: pass it as well to see the charts."
 
 
 def _note(text: str, kind: str = "note") -> dict[str, str]:
@@ -281,8 +277,7 @@ def _diff_cards(diff: Diff) -> list[dict[str, Any]]:
             before, value, change = c.texts
             look: dict[str, Any] = {"before": before, "is_main": c.name in main}
             name, label = c.name.replace(" ", "_"), c.name.capitalize()
-            number = c.second - c.first
             # By how much in percent is in the table of changes.
-            detail = change.split(" (")[0]
-            found.append(cards.card(name, label, value, detail, number, **look))
+            shown = (value, change.split(" (")[0], c.second - c.first)
+            found.append(cards.card(name, label, *shown, **look))
     return found
