@@ -154,9 +154,13 @@ def describe(name: str) -> Description:
     return found
 
 
-def _read_catalog() -> dict[str, Description]:
-    text = (files("lowtide.models") / "catalog.toml").read_text("utf-8")
-    data = tomllib.loads(text)
+def transformer_data(name: str) -> dict[str, Any]:
+    """How transformers calls a model, its configuration and the options in it."""
+    data = _DATA["transformers"][name]
+    return {**data, "words": {**_DATA["words"], **data.get("words", {})}}
+
+
+def _read_catalog(data: dict[str, Any]) -> dict[str, Description]:
     found: dict[str, Description] = {}
     for name, model in data["models"].items():
         library = data["libraries"][model["library"]]
@@ -188,4 +192,5 @@ def _option(name: str, default: Any, help: str, least: int) -> Option:
     return Option(name, default, help, type(default), least=least)
 
 
-_CATALOG: Mapping[str, Description] = _read_catalog()
+_DATA = tomllib.loads((files("lowtide.models") / "catalog.toml").read_text("utf-8"))
+_CATALOG: Mapping[str, Description] = _read_catalog(_DATA)
