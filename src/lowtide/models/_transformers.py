@@ -95,7 +95,7 @@ def vit(
     return _model(name, sizes, **shape), inputs, None
 
 
-def _model(name: str, sizes: Mapping[str, Any], **settings: Any) -> nn.Module:
+def _model(name: str, sizes: Mapping[str, Any], **settings: Any) -> Any:
     """The model whose configuration has these sizes and settings, in its own words."""
     check_heads(name, sizes["width"], sizes["heads"])
     data = transformer_data(name.partition("_")[0])

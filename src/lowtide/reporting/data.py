@@ -7,7 +7,6 @@ None or empty, and renderers leave them out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -44,10 +43,12 @@ def build(inputs: Inputs, *, title: str = "", command: str = "") -> dict[str, An
     else:
         assert plan is not None
         notes = [_note(text) for text in inputs.notes]
-        sections["views"] = [view(inputs, plan)]
-        sections["frontier"] = frontier.frontier(inputs, plan, {})
-        sections["fidelity"] = fidelity.fidelity(inputs, plan)
-        sections["notes"] = [*notes, _note(_NO_STEP, "assumption")]
+        sections |= {
+            "views": [view(inputs, plan)],
+            "frontier": frontier.frontier(inputs, plan, {}),
+            "fidelity": fidelity.fidelity(inputs, plan),
+            "notes": [*notes, _note(_NO_STEP, "assumption")],
+        }
     return report_data(title or name, subject.fingerprint, command, sections)
 
 
@@ -210,7 +211,9 @@ def _notes(inputs: Inputs, walk: Walk, plan: Plan | None) -> list[dict[str, str]
             reasons.setdefault(op.once, []).append(title)
     for reason, names in reasons.items():
         ops = f"{format_count(len(names), 'op')} may not run twice ({reason})"
-        notes.append(_note(f"{ops}: {_some(names)}.", "runs once"))
+        shown = ", ".join(names[:6])
+        more = f" and {len(names) - 6} more" if len(names) > 6 else ""
+        notes.append(_note(f"{ops}: {shown}{more}.", "runs once"))
     if plan is not None and plan.proof.stopped_by in _PROOFS:
         notes.append(_note(_PROOFS[plan.proof.stopped_by], "proof"))
     if len(walk.runs) > FULL_LIMIT:
@@ -218,11 +221,6 @@ def _notes(inputs: Inputs, walk: Walk, plan: Plan | None) -> list[dict[str, str]
         text += "and the lowest moment of each stretch, so the peak is there."
         notes.append(_note(text, "drawing"))
     return notes
-
-
-def _some(names: Sequence[str], limit: int = 6) -> str:
-    shown = ", ".join(names[:limit])
-    return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
 
 
 def build_diff(diff: Diff, *, title: str = "", command: str = "") -> dict[str, Any]:

@@ -40,13 +40,7 @@ def tide(
         "eager_peak_bytes": eager_peak_bytes,
         "outline": over,
         "bands": [
-            {
-                "phase": band.phase,
-                "first_run": band.first,
-                "end_run": band.end,
-                "start_seconds": starts[band.first],
-                "end_seconds": starts[band.end],
-            }
+            {"phase": band.phase, **span(starts, band.first, band.end)}
             for band in walk.bands
         ],
         "run": kept,
@@ -60,6 +54,12 @@ def tide(
             if any(walk.by_kind[kind])
         },
     }
+
+
+def span(starts: Sequence[float], first: int, end: int) -> dict[str, Any]:
+    """The runs `first` to `end - 1` as a stretch of a chart."""
+    runs = {"first_run": first, "end_run": end}
+    return {**runs, "start_seconds": starts[first], "end_seconds": starts[end]}
 
 
 def outline(walk: Walk, beside: Walk, *, label: str, limit: int) -> dict[str, Any]:

@@ -66,10 +66,8 @@ def _show(frame: SavingFrame, done: Demo) -> None:
         ],
     )
     plain, planned = done.baseline, done.planned
-    seen, times = (
-        (plain.rss_peak_bytes, planned.rss_peak_bytes),
-        planned.baseline_seconds,
-    )
+    seen = (plain.rss_peak_bytes, planned.rss_peak_bytes)
+    times = (planned.baseline_seconds, planned.seconds)
     rows = [_row("peak, allocated", plain.peak_bytes, planned.peak_bytes, format_bytes)]
     if all(seen):
         rows.append(_row("peak, seen by the system", *seen, format_bytes))
