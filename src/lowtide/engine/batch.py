@@ -86,7 +86,7 @@ def find_largest(
     """The largest size that fits, and its plan; `known` are plans that fit.
 
     The lowest reachable peak grows almost in proportion to the batch, so two sizes tell
-    where to look; from there the answer is closed in on by trying.
+    where to look, and trying sizes near there closes in on the answer.
     """
     search, step_at = search or search_with(), cache(step_at)
     # Lowest peaks known so far, by size: a line through two of them predicts others.
@@ -122,7 +122,7 @@ def find_largest(
         if plan is None:
             fails = guess
             guess = _crossing(lowest, budget_bytes)
-            # A line that does not close in is left for halving.
+            # Where the line does not close in, halve what is left.
             guess = guess if guess > fits else (fits + fails) // 2
         else:
             fits, best = guess, plan
@@ -254,7 +254,7 @@ def measure_both(
 
 
 def free_bytes() -> int:
-    """Bytes that can still be used here, 0 if nobody tells."""
+    """Bytes that can still be allocated here; 0 if the system does not say."""
     if torch.cuda.is_available():
         return int(torch.cuda.mem_get_info()[0])
     with suppress(OSError):

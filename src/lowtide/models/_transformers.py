@@ -109,5 +109,5 @@ def _model(name: str, sizes: Mapping[str, Any], **settings: Any) -> Any:
 def _text(vocab: int, batch: int, sequence: int) -> dict[str, Tensor]:
     """Random tokens, to be predicted themselves (the model shifts them)."""
     tokens = torch.randint(vocab, (batch, sequence))
-    # A copy: two arguments in one storage would be told apart nowhere in a step.
+    # A copy, because a step cannot tell apart two arguments that share one storage.
     return {"input_ids": tokens, "labels": tokens.clone()}

@@ -16,7 +16,7 @@ POINT = ("planner", "budget_bytes", "peak_bytes", "seconds", "overhead")
 def frontier(
     inputs: Inputs, plan: Plan, views: Mapping[int, int]
 ) -> dict[str, Any] | None:
-    """Every plan known for this step as a point, or None if there is but one.
+    """Every plan known for this step as a point, or None if there is only one.
 
     `views` says which of the report's views shows the plan with this identity.
     """

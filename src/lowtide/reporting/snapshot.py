@@ -3,7 +3,7 @@
 A snapshot is a pickle of plain lists and dicts: for each device the allocations and
 frees in order, and what the allocator holds at the end. The plan is device 0, the
 baseline device 1, so one file shows both. Sizes and order are the plan's. Addresses are
-only for drawing: every storage has a place of its own, and what passes comes behind.
+only for drawing: every storage has a place of its own, and temporaries come last.
 """
 
 from __future__ import annotations

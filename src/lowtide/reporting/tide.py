@@ -91,8 +91,8 @@ def curve(
 def _places_in(walk: Walk, sequence: Sequence[int]) -> list[int]:
     """For each op of another sequence, the run of the walk that stands beside it.
 
-    An op stands at its first run, moved right where that would go back in the order,
-    so that two schedules of one step can be drawn over each other.
+    An op stands at its first run, or further right where that would break the order, so
+    that two schedules of one step can be drawn over each other.
     """
     first: dict[int, int] = {}
     for run, op in enumerate(walk.ops):
