@@ -59,7 +59,7 @@ def build(name: str, *, batch: int | None = None, **options: Any) -> Example:
     Raises:
         InvalidArgumentError: There is no such model or option (the message names those
             there are), or the value cannot be used.
-        ModelLibraryError: The model comes from a library that is not installed.
+        MissingPackageError: The model comes from a library that is not installed.
 
     Example:
         >>> example = build("mlp", batch=4, width=16)
