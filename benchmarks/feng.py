@@ -33,8 +33,8 @@ from lowtide import planners
 from lowtide.engine.bench.activations import activation_peak_bytes, plan_for_cut
 from lowtide.engine.bench.against import Row, compare_methods
 from lowtide.engine.bench.methods import methods_named, planned_method
-from lowtide.shell.against import with_peaks
 from lowtide.shell.target import build, profile
+from lowtide.shell.verbs.bench import with_peaks
 
 RESULTS = Path(__file__).parent / "results" / "feng.json"
 MEASURED = RESULTS.with_name("feng-measured.json")

@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
@@ -21,74 +21,68 @@ from lowtide import __version__
 from lowtide.errors import LowtideWarning
 from lowtide.shell import failures
 from lowtide.shell.frame import framed
-from lowtide.shell.verbs.batch import batch
-from lowtide.shell.verbs.bench import bench
-from lowtide.shell.verbs.demo import demo
-from lowtide.shell.verbs.diff import diff
-from lowtide.shell.verbs.doctor import doctor
-from lowtide.shell.verbs.explain import explain
-from lowtide.shell.verbs.export import export
-from lowtide.shell.verbs.fits import fits
-from lowtide.shell.verbs.models import models
-from lowtide.shell.verbs.plan import plan
-from lowtide.shell.verbs.planners import planners
-from lowtide.shell.verbs.profile import profile
-from lowtide.shell.verbs.report import report
-from lowtide.shell.verbs.run import run
-from lowtide.shell.verbs.sweep import sweep
-from lowtide.shell.verbs.verify import verify
 
-# The sections of the help: each verb with the examples that its own help shows.
-VERBS: dict[str, dict[Callable[..., None], tuple[str, ...]]] = {
+# The sections of the help: each verb with the examples that its own help shows. A verb
+# is the function of this name in the file of this name in `shell/verbs`.
+_SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "Start here": {
-        demo: ("lowtide demo", "lowtide demo --budget 50% -o demo.html"),
-        run: (
+        "demo": ("lowtide demo", "lowtide demo --budget 50% -o demo.html"),
+        "run": (
             "lowtide run --budget 6GiB train.py --lr 3e-4",
             "lowtide run --budget 60% -m package.train",
         ),
-        doctor: ("lowtide doctor",),
-        models: ("lowtide models", "lowtide models gpt2"),
+        "doctor": ("lowtide doctor",),
+        "models": ("lowtide models", "lowtide models gpt2"),
     },
     "Plan": {
-        profile: (
+        "profile": (
             "lowtide profile resnet50 --batch 4 -o resnet.step.json",
             "lowtide profile train.py:make_step",
             "lowtide profile llama -O size=8b --how estimate --device h100",
         ),
-        plan: (
+        "plan": (
             "lowtide plan resnet.step.json --budget 60% -o resnet.plan.json",
             "lowtide plan train.py:make_step --max-overhead 10%",
             "lowtide plan tiny_gpt --budget 3MiB --planner all",
         ),
-        sweep: ("lowtide sweep resnet.step.json", "lowtide sweep vit -o vit.svg"),
-        verify: (
+        "sweep": ("lowtide sweep resnet.step.json", "lowtide sweep vit -o vit.svg"),
+        "verify": (
             "lowtide verify train.py:make_step --plan gpt.plan.json",
             "lowtide verify resnet18 --batch 2 --budget 70%",
         ),
-        fits: (
+        "fits": (
             "lowtide fits gpt2 --batch 16 --device a100-40gb",
             "lowtide fits train.py:make_step --device h100 --optimizer adamw",
         ),
     },
     "Look": {
-        report: ("lowtide report gpt.plan.json -o gpt.html",),
-        explain: (
+        "report": ("lowtide report gpt.plan.json -o gpt.html",),
+        "explain": (
             "lowtide explain gpt.plan.json blocks.3",
             "lowtide explain gpt.step.json --floor",
         ),
-        diff: ("lowtide diff old.plan.json new.plan.json",),
-        export: ("lowtide export gpt.plan.json --to memory_viz",),
+        "diff": ("lowtide diff old.plan.json new.plan.json",),
+        "export": ("lowtide export gpt.plan.json --to memory_viz",),
     },
     "Compare": {
-        batch: (
+        "batch": (
             "lowtide batch resnet18 --batches 4,8,16,32 --budget 1GiB -o batch.png",
         ),
-        bench: (
+        "bench": (
             "lowtide bench tiny_gpt",
             "lowtide bench train.py:make_step --budgets theirs,floor -o bench.png",
         ),
-        planners: ("lowtide planners", "lowtide planners auto"),
+        "planners": ("lowtide planners", "lowtide planners auto"),
     },
+}
+
+
+VERBS = {
+    section: {
+        getattr(import_module(f"lowtide.shell.verbs.{name}"), name): examples
+        for name, examples in verbs.items()
+    }
+    for section, verbs in _SECTIONS.items()
 }
 
 
@@ -120,7 +114,7 @@ for _verbs in VERBS.values():
             name=_verb.__name__,
             epilog=f"\b\n{_word}:{_lines}",
             # What follows the script is the script's.
-            context_settings={"allow_interspersed_args": _verb is not run},
+            context_settings={"allow_interspersed_args": _verb.__name__ != "run"},
         )(framed(_verb))
 
 
@@ -145,7 +139,7 @@ def _options(
 ) -> None:
     """Train PyTorch models under a memory budget, with bitwise the same gradients."""
     del version
-    if context.invoked_subcommand != run.__name__:  # a script has listeners of its own
+    if context.invoked_subcommand != "run":  # a script has listeners of its own
         _listen(verbose)
 
 
@@ -225,7 +219,7 @@ def _listen(verbose: bool) -> None:
         # Other packages' warnings are for those who run them, not for this command.
         warnings.simplefilter("ignore")
         warnings.simplefilter("default", LowtideWarning)
-    warnings.showwarning = lambda message, *rest, **more: failures.say(
+    warnings.showwarning = lambda message, *_, **__: failures.say(
         "warning", str(message)
     )
 

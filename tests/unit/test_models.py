@@ -10,7 +10,7 @@ from torch._subclasses import FakeTensorMode
 from torch._subclasses.fake_tensor import FakeTensor
 
 from lowtide import models
-from lowtide.errors import InvalidArgumentError, LowtideError
+from lowtide.errors import InvalidArgumentError, LowtideError, MissingPackageError
 from lowtide.models import _libraries
 
 # Small enough for a step of most models in well under a second. Only those options that
@@ -365,6 +365,6 @@ def test_torchvision_is_mended_only_where_it_is_broken() -> None:
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_libraries, "find_spec", lambda name: None)
-    with pytest.raises(_libraries.ModelLibraryError, match="pip install") as caught:
+    with pytest.raises(MissingPackageError, match="pip install") as caught:
         _libraries.transformers.__wrapped__()
     assert isinstance(caught.value, LowtideError)

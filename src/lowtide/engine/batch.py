@@ -30,6 +30,7 @@ from lowtide.step.units import format_bytes, to_bytes
 log = logging.getLogger("lowtide.batch")
 
 StepAt = Callable[[int], StepGraph]
+Search = Callable[[StepGraph, int | None], Plan]
 
 LARGEST = 1 << 20
 # The sizes whose lowest peaks tell how fast the peak grows.
@@ -66,26 +67,28 @@ def largest_batch(
     return find_largest(
         lambda size: profile(model, make_batch(size), loss=loss, how="estimate"),
         to_bytes(budget),
-        planner=planner,
-        time_limit=time_limit,
+        search=search_with(planner, time_limit),
     )[0]
+
+
+def search_with(planner: str = "auto", time_limit: float = 5.0) -> Search:
+    """A planner with its time limit, to be asked for a step and a budget."""
+    return partial(planners.load(planner).plan, time_limit=time_limit)
 
 
 def find_largest(
     step_at: StepAt,
     budget_bytes: int,
     *,
-    planner: str = "auto",
-    time_limit: float = 5.0,
+    search: Search | None = None,
     known: Mapping[int, Plan] | None = None,
 ) -> tuple[int, Plan]:
     """The largest size that fits, and its plan; `known` are plans that fit.
 
     The lowest reachable peak grows almost in proportion to the batch, so two sizes tell
-    where to look; from there the answer is closed in on by trying.
+    where to look, and trying sizes near there closes in on the answer.
     """
-    search = partial(planners.load(planner).plan, time_limit=time_limit)
-    step_at = cache(step_at)
+    search, step_at = search or search_with(), cache(step_at)
     # Lowest peaks known so far, by size: a line through two of them predicts others.
     lowest: dict[int, int] = {}
 
@@ -119,7 +122,7 @@ def find_largest(
         if plan is None:
             fails = guess
             guess = _crossing(lowest, budget_bytes)
-            # A line that does not close in is left for halving.
+            # Where the line does not close in, halve what is left.
             guess = guess if guess > fits else (fits + fails) // 2
         else:
             fits, best = guess, plan
@@ -136,8 +139,7 @@ def confirm_largest(
     size: int,
     budget_bytes: int,
     *,
-    planner: str = "auto",
-    time_limit: float = 5.0,
+    search: Search | None = None,
     known: Mapping[int, Plan] | None = None,
 ) -> tuple[int, Plan] | None:
     """The largest size up to `size` whose measured step fits, and its plan, if any.
@@ -145,15 +147,11 @@ def confirm_largest(
     An estimate knows no kernel's workspace, so a size found by it may be too large. The
     peak grows almost in proportion to the batch, which tells how far to step down.
     """
-    known = known or {}
+    search, known = search or search_with(), known or {}
     fits = max(known, default=0)
     while size > fits:
-        step = step_at(size)
         try:
-            plan = planners.load(planner).plan(
-                step, budget_bytes, time_limit=time_limit
-            )
-            return size, plan
+            return size, search(step_at(size), budget_bytes)
         except BudgetTooSmallError as error:
             size = min(size - 1, int(size * budget_bytes / error.floor_bytes))
     return (fits, known[fits]) if fits else None
@@ -172,7 +170,7 @@ def _crossing(lowest: dict[int, int], budget_bytes: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one step at one size took on this machine."""
+    """What one step at one size takes: on this machine, or as predicted."""
 
     peak_bytes: int
     seconds: float
@@ -195,17 +193,23 @@ class BatchRow:
     measured_planned: Measured | None = None
 
     @property
+    def predicted(self) -> tuple[Measured, Measured | None]:
+        """What is predicted without and with the plan."""
+        plain = Measured(self.baseline_peak_bytes, self.baseline_seconds)
+        if self.planned_peak_bytes is None or self.planned_seconds is None:
+            return plain, None
+        return plain, Measured(self.planned_peak_bytes, self.planned_seconds)
+
+    @property
     def baseline_samples_per_second(self) -> float:
         """Throughput without a plan, measured if it was."""
-        measured = self.measured_baseline
-        return self.batch / (measured.seconds if measured else self.baseline_seconds)
+        return self.batch / (self.measured_baseline or self.predicted[0]).seconds
 
     @property
     def planned_samples_per_second(self) -> float | None:
         """Throughput with the plan, measured if it was."""
-        measured = self.measured_planned
-        seconds = measured.seconds if measured else self.planned_seconds
-        return None if seconds is None else self.batch / seconds
+        found = self.measured_planned or self.predicted[1]
+        return found and self.batch / found.seconds
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -217,20 +221,14 @@ class BatchRow:
 
 
 def predict_row(
-    batch: int, step: StepGraph, budget_bytes: int, *, planner: str, time_limit: float
+    batch: int, step: StepGraph, budget_bytes: int, search: Search
 ) -> tuple[BatchRow, Plan | None]:
     """What a size needs without a plan and with one for the budget."""
-    try:
-        plan = planners.load(planner).plan(step, budget_bytes, time_limit=time_limit)
-    except BudgetTooSmallError:
-        plan = None
-    row = BatchRow(
-        batch=batch,
-        baseline_peak_bytes=step.eager_peak_bytes,
-        baseline_seconds=step.baseline_seconds,
-        planned_peak_bytes=plan.peak_bytes if plan else None,
-        planned_seconds=plan.seconds if plan else None,
-    )
+    plan = None
+    with suppress(BudgetTooSmallError):
+        plan = search(step, budget_bytes)
+    planned = (plan.peak_bytes, plan.seconds) if plan else (None, None)
+    row = BatchRow(batch, step.eager_peak_bytes, step.baseline_seconds, *planned)
     return row, plan
 
 
@@ -256,7 +254,7 @@ def measure_both(
 
 
 def free_bytes() -> int:
-    """Bytes that can still be used here, 0 if nobody tells."""
+    """Bytes that can still be allocated here; 0 if the system does not say."""
     if torch.cuda.is_available():
         return int(torch.cuda.mem_get_info()[0])
     with suppress(OSError):

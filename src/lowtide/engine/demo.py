@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from lowtide.engine import api
 from lowtide.engine.bits import same_bits
+from lowtide.engine.meter import Measurement
 from lowtide.models import build
 from lowtide.planners._request import plan as make_plan
 from lowtide.step.graph import StepGraph
@@ -28,29 +29,19 @@ _PLANNING_SECONDS = 5.0
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
-    """What one training run gave: a loss for each step, and the last weights."""
-
-    losses: tuple[Tensor, ...]
-    weights: dict[str, Tensor]
-
-
-@dataclass(frozen=True, eq=False)
 class Demo:
-    """Both trainings, the plan between them, and what was measured of both."""
+    """Both trainings, the plan between them, and what was measured of both.
+
+    `losses` has the two losses of each step, `weights` each trained weight's name, both
+    with whether they are equal bit for bit.
+    """
 
     step: StepGraph
     plan: Plan
-    before: Run
-    after: Run
-    baseline: Any
-    planned: Any
-
-    @property
-    def losses(self) -> list[tuple[float, float, bool]]:
-        """The losses of each step, and whether they are equal bit for bit."""
-        pairs = zip(self.before.losses, self.after.losses, strict=True)
-        return [(float(a), float(b), same_bits(a, b)) for a, b in pairs]
+    losses: list[tuple[float, float, bool]]
+    weights: dict[str, bool]
+    baseline: Measurement
+    planned: Measurement
 
     @property
     def num_equal_losses(self) -> int:
@@ -60,25 +51,21 @@ class Demo:
     @property
     def num_equal_weights(self) -> int:
         """How many parameters are, after training, the very same."""
-        after = self.after.weights
-        return sum(same_bits(w, after[n]) for n, w in self.before.weights.items())
-
-    @property
-    def ok(self) -> bool:
-        """Whether nothing differs."""
-        num_equal = self.num_equal_losses + self.num_equal_weights
-        return num_equal == len(self.losses) + len(self.before.weights)
+        return sum(self.weights.values())
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
+        counts = {
+            "num_steps": len(self.losses),
+            "num_equal_losses": self.num_equal_losses,
+            "num_weights": len(self.weights),
+            "num_equal_weights": self.num_equal_weights,
+        }
         return {
             "ok": self.ok,
             "budget_bytes": self.plan.budget_bytes,
             "losses": [loss for _, loss, _ in self.losses],
-            "num_steps": len(self.losses),
-            "num_equal_losses": self.num_equal_losses,
-            "num_weights": len(self.before.weights),
-            "num_equal_weights": self.num_equal_weights,
+            **counts,
             "predicted_peak_bytes": self.plan.peak_bytes,
             "predicted_overhead": self.plan.overhead,
             "baseline_peak_bytes": self.baseline.peak_bytes,
@@ -89,6 +76,11 @@ class Demo:
             "planned_seconds": self.planned.seconds,
         }
 
+    @property
+    def ok(self) -> bool:
+        """Whether nothing differs."""
+        return all(self.weights.values()) and all(same for _, _, same in self.losses)
+
 
 def run_demo(budget: str | int, num_steps: int, stage: Stage) -> Demo:
     """Train from the same start with and without a budget, and measure both."""
@@ -98,6 +90,7 @@ def run_demo(budget: str | int, num_steps: int, stage: Stage) -> Demo:
     plain, planned = make_model(), make_model()
     with stage("training without a budget") as advance:
         before = train(plain, batches, advance)
+    weights = {name: p.detach().clone() for name, p in plain.named_parameters()}
     with stage("capturing the step and timing its ops") as advance:
         step = api.profile(plain, inputs, loss=loss, name="demo", progress=advance)
     with stage("planning", limit_seconds=_PLANNING_SECONDS):
@@ -105,11 +98,14 @@ def run_demo(budget: str | int, num_steps: int, stage: Stage) -> Demo:
     api.apply(planned, plan)
     with stage("training with the plan") as advance:
         after = train(planned, batches, advance)
+    same = {n: same_bits(weights[n], p.detach()) for n, p in planned.named_parameters()}
     with stage("measuring both") as advance:
         baseline = api.measure(plain, inputs, loss=loss, steps=3)
         advance(1, 2)
         measured = api.measure(planned, inputs, loss=loss, steps=3)
-    return Demo(step, plan, before, after, baseline, measured)
+    pairs = zip(before, after, strict=True)
+    losses = [(float(a), float(b), same_bits(a, b)) for a, b in pairs]
+    return Demo(step, plan, losses, same, baseline, measured)
 
 
 def make_model() -> nn.Module:
@@ -141,8 +137,8 @@ def train(
     model: nn.Module,
     batches: list[tuple[Tensor, Tensor]],
     advance: Callable[[int, int], None],
-) -> Run:
-    """An ordinary training loop; nothing in it knows of lowtide."""
+) -> list[Tensor]:
+    """An ordinary training loop, which knows nothing of lowtide; returns its losses."""
     torch.manual_seed(1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     losses: list[Tensor] = []
@@ -153,5 +149,4 @@ def train(
         optimizer.zero_grad()
         losses.append(loss.detach())
         advance(number, len(batches))
-    weights = {name: p.detach().clone() for name, p in model.named_parameters()}
-    return Run(tuple(losses), weights)
+    return losses

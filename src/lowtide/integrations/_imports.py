@@ -1,4 +1,4 @@
-"""Do something when a module is imported, and not before."""
+"""Do something as soon as a module is imported, without importing it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def when_imported(name: str, action: Action) -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Finds modules as Python does, and adds to how those that wait are run."""
+    """Finds modules as Python does, and has actions done after some of them run."""
 
     def __init__(self) -> None:
         self.known: dict[str, list[Action]] = {}

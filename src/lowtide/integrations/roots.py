@@ -85,7 +85,7 @@ def _consider(root: nn.Module) -> None:
         return
     _settled.update(root.modules())
     model = _inside(root)
-    # Where a method is called through a wrapper, it stands where the forward was.
+    # A wrapper that calls training_step puts it in the place of the model's forward.
     if is_trained_by_method(model) and "forward" not in vars(model):
         restore(model)
         warn(

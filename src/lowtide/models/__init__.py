@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from lowtide.models._catalog import ALIASES, available, describe
-from lowtide.models._options import Description, Option
+from lowtide.models._catalog import ALIASES, Description, Option, available, describe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,7 +59,7 @@ def build(name: str, *, batch: int | None = None, **options: Any) -> Example:
     Raises:
         InvalidArgumentError: There is no such model or option (the message names those
             there are), or the value cannot be used.
-        ModelLibraryError: The model comes from a library that is not installed.
+        MissingPackageError: The model comes from a library that is not installed.
 
     Example:
         >>> example = build("mlp", batch=4, width=16)

@@ -10,7 +10,7 @@ from torch._subclasses import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 from lowtide.errors import InvalidArgumentError
-from lowtide.models._options import Description
+from lowtide.models._catalog import Description
 
 
 def make_example(

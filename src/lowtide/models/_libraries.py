@@ -13,17 +13,13 @@ from types import ModuleType
 
 import torch
 
-from lowtide.errors import LowtideError
+from lowtide.errors import MissingPackageError
 
 # NOTE(torchvision==0.28): signatures as in its C++ sources.
 _MISSING_OPERATORS = ("nms", "qnms")
 _SIGNATURE = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 # Dropping a library undoes its declarations, so the declarations live here.
 _declared: list[torch.library.Library] = []
-
-
-class ModelLibraryError(LowtideError, ImportError):
-    """The library that has the model is not installed."""
 
 
 @cache
@@ -50,11 +46,8 @@ def beside_torchvision(name: str) -> ModuleType:
 
 def _require(name: str) -> None:
     if find_spec(name) is None:
-        raise ModelLibraryError(
-            f"this model comes from {name}, which is not installed. "
-            f"Install it with `pip install {name}`, or pick a model that "
-            f"needs no library, such as mlp, tiny_gpt or unet."
-        )
+        purpose = "the model comes from it; mlp, tiny_gpt and unet need no library"
+        raise MissingPackageError(name, purpose, f"pip install {name}")
 
 
 def _import_torchvision() -> None:

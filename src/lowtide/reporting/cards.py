@@ -55,7 +55,7 @@ def profile_headline(inputs: Inputs, plan: Plan) -> str:
 def card(
     name: str,
     label: str,
-    value: str,
+    value: str | int,
     detail: str = "",
     number: float | None = None,
     *,
@@ -64,8 +64,11 @@ def card(
 ) -> dict[str, Any]:
     """A label, a value to read, what it was before, a detail, and the exact number.
 
-    The main ones are cards of their own on the page; the others share a row.
+    A value that is a number is bytes. The main ones are cards of their own on the page;
+    the others share a row.
     """
+    if isinstance(value, int):
+        value, number = format_bytes(value), value
     return {
         "id": name,
         "label": label,
@@ -77,26 +80,17 @@ def card(
     }
 
 
-def _bytes_card(
-    name: str, label: str, nbytes: int, detail: str, **more: Any
-) -> dict[str, Any]:
-    return card(name, label, format_bytes(nbytes), detail, nbytes, **more)
-
-
 def profile_cards(inputs: Inputs, plan: Plan, baseline: Walk) -> list[dict[str, Any]]:
     """The numbers of a step without a plan."""
     within, peak = baseline.activation_peak_bytes, inputs.unplanned_peak_bytes(plan)
     detail = "everything kept"
     if "baseline" in inputs.measured:
         detail = f"measured {format_bytes(inputs.measured['baseline'].peak_bytes)}"
-    time = format_seconds(baseline.seconds)
+    time, made = format_seconds(baseline.seconds), "made and freed within the step"
     return [
-        _bytes_card("peak", "Peak", peak, detail, is_main=True),
+        card("peak", "Peak", peak, detail, is_main=True),
         card("time", "Time", time, "predicted", baseline.seconds, is_main=True),
-        _bytes_card(
-            *("within", "Activation peak", within, "made and freed within the step"),
-            is_main=True,
-        ),
+        card("within", "Activation peak", within, made, is_main=True),
         _resident(baseline.step.resident_bytes),
         *_device(inputs),
     ]
@@ -110,7 +104,7 @@ def plan_cards(
     share = f"{format_percent(plan.budget_bytes / base)} of the unplanned peak"
     found = [
         *(_peak(inputs, plan, base), _time(inputs, plan), _bits(inputs)),
-        _bytes_card("budget", "Budget", plan.budget_bytes, share),
+        card("budget", "Budget", plan.budget_bytes, share),
         _gap(plan),
     ]
     if walks is None:
@@ -120,7 +114,7 @@ def plan_cards(
         within, before = (walk.activation_peak_bytes for walk in walks)
         detail = f"baseline {format_bytes(before)}"
         found.append(_recomputed(walks[0]))
-        found.append(_bytes_card("within", "Activation peak", within, detail))
+        found.append(card("within", "Activation peak", within, detail))
     detail = f"{len(plan.kept)} kept"
     if plan.proof.search_seconds:
         detail += f", {format_seconds(plan.proof.search_seconds)} of search"
@@ -139,10 +133,8 @@ def _peak(inputs: Inputs, plan: Plan, base: int) -> dict[str, Any]:
         away = format_percent(peak / max(1, plan.peak_bytes) - 1, signed=True)
         away = "as predicted" if peak == plan.peak_bytes else away
         detail += f"; measured {format_bytes(peak)} ({away})"
-    before = format_bytes(base)
-    return _bytes_card(
-        "peak", "Peak", plan.peak_bytes, detail, before=before, is_main=True
-    )
+    look: dict[str, Any] = {"before": format_bytes(base), "is_main": True}
+    return card("peak", "Peak", plan.peak_bytes, detail, **look)
 
 
 def _time(inputs: Inputs, plan: Plan) -> dict[str, Any]:
@@ -187,7 +179,7 @@ def _gap(plan: Plan) -> dict[str, Any]:
 
 
 def _resident(nbytes: int) -> dict[str, Any]:
-    return _bytes_card("resident", "Resident", nbytes, "no plan can free these")
+    return card("resident", "Resident", nbytes, "no plan can free these")
 
 
 def _device(inputs: Inputs) -> list[dict[str, Any]]:

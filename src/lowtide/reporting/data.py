@@ -7,7 +7,6 @@ None or empty, and renderers leave them out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -26,8 +25,6 @@ from lowtide.step.walk import Walk, walk
 
 SCHEMA = 2
 VIEW_LIMIT = 60
-_LISTS = "views batch notes".split()
-_PARTS = "frontier fidelity diff".split()
 
 
 def build(inputs: Inputs, *, title: str = "", command: str = "") -> dict[str, Any]:
@@ -46,10 +43,12 @@ def build(inputs: Inputs, *, title: str = "", command: str = "") -> dict[str, An
     else:
         assert plan is not None
         notes = [_note(text) for text in inputs.notes]
-        sections["views"] = [view(inputs, plan)]
-        sections["frontier"] = frontier.frontier(inputs, plan, {})
-        sections["fidelity"] = fidelity.fidelity(inputs, plan)
-        sections["notes"] = [*notes, _note(_NO_STEP, "assumption")]
+        sections |= {
+            "views": [view(inputs, plan)],
+            "frontier": frontier.frontier(inputs, plan, {}),
+            "fidelity": fidelity.fidelity(inputs, plan),
+            "notes": [*notes, _note(_NO_STEP, "assumption")],
+        }
     return report_data(title or name, subject.fingerprint, command, sections)
 
 
@@ -77,8 +76,8 @@ def report_data(
             if any(kind in tide["by_kind"] for tide in tides)
         ],
         "ops": ops_of(None),
-        **{name: [] for name in _LISTS},
-        **dict.fromkeys(_PARTS),
+        **{"views": [], "batch": [], "notes": []},
+        **{"frontier": None, "fidelity": None, "diff": None},
     }
     return {**empty, **sections}
 
@@ -106,11 +105,11 @@ def view(
     over = None
     if walked.schedule != baseline.schedule:
         over = outline(baseline, walked, label="baseline", limit=limit // thin)
-    eager = inputs.unplanned_peak_bytes(plan)
-    drawn: dict[str, Any] = {"label": plan.planner, "limit": limit}
-    shown = tide(walked, plan=plan, over=over, eager_peak_bytes=eager, **drawn)
-    charts = charts_of(walked, shown, is_small=is_small)
-    return {**NO_CHARTS, **found, **charts}
+    eager, label = inputs.unplanned_peak_bytes(plan), plan.planner
+    shown = tide(
+        walked, label=label, plan=plan, over=over, eager_peak_bytes=eager, limit=limit
+    )
+    return {**NO_CHARTS, **found, **charts_of(walked, shown, is_small=is_small)}
 
 
 def charts_of(
@@ -184,6 +183,7 @@ def ops_of(step: StepGraph | None) -> dict[str, list[Any]]:
     return {"title": list(titles(step)) if step else [], **found}
 
 
+_NO_STEP = "The step of this plan was not given: pass it as well to see the charts."
 _PROOFS = {
     "rule": "This planner follows a rule and proves nothing: the bound is the time of "
     "the step with everything kept.",
@@ -192,9 +192,6 @@ _PROOFS = {
     "clock": "The machine was too busy: the search was stopped by the clock and not by "
     "its counted work, so the same limit may give another plan.",
 }
-
-
-_NO_STEP = "The step of this plan was not given: pass it as well to see the charts."
 
 
 def _note(text: str, kind: str = "note") -> dict[str, str]:
@@ -214,7 +211,9 @@ def _notes(inputs: Inputs, walk: Walk, plan: Plan | None) -> list[dict[str, str]
             reasons.setdefault(op.once, []).append(title)
     for reason, names in reasons.items():
         ops = f"{format_count(len(names), 'op')} may not run twice ({reason})"
-        notes.append(_note(f"{ops}: {_some(names)}.", "runs once"))
+        shown = ", ".join(names[:6])
+        more = f" and {len(names) - 6} more" if len(names) > 6 else ""
+        notes.append(_note(f"{ops}: {shown}{more}.", "runs once"))
     if plan is not None and plan.proof.stopped_by in _PROOFS:
         notes.append(_note(_PROOFS[plan.proof.stopped_by], "proof"))
     if len(walk.runs) > FULL_LIMIT:
@@ -222,11 +221,6 @@ def _notes(inputs: Inputs, walk: Walk, plan: Plan | None) -> list[dict[str, str]
         text += "and the lowest moment of each stretch, so the peak is there."
         notes.append(_note(text, "drawing"))
     return notes
-
-
-def _some(names: Sequence[str], limit: int = 6) -> str:
-    shown = ", ".join(names[:limit])
-    return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
 
 
 def build_diff(diff: Diff, *, title: str = "", command: str = "") -> dict[str, Any]:
@@ -281,8 +275,7 @@ def _diff_cards(diff: Diff) -> list[dict[str, Any]]:
             before, value, change = c.texts
             look: dict[str, Any] = {"before": before, "is_main": c.name in main}
             name, label = c.name.replace(" ", "_"), c.name.capitalize()
-            number = c.second - c.first
             # By how much in percent is in the table of changes.
-            detail = change.split(" (")[0]
-            found.append(cards.card(name, label, value, detail, number, **look))
+            shown = (value, change.split(" (")[0], c.second - c.first)
+            found.append(cards.card(name, label, *shown, **look))
     return found

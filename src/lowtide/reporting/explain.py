@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from lowtide.errors import BudgetTooSmallError, InvalidArgumentError
@@ -113,13 +114,10 @@ def explain(
     """
     check_match(step, plan)
     storages = _asked(step, what)
-    more = plan
-    try:
-        budget = int(plan.budget_bytes * MORE_BUDGET)
+    more, budget = plan, int(plan.budget_bytes * MORE_BUDGET)
+    with suppress(BudgetTooSmallError):
         found = load("auto").plan(step, budget, time_limit=time_limit)
         more = found if found.seconds < plan.seconds else plan
-    except BudgetTooSmallError:
-        pass
     return Explanation(
         what=what,
         fates=_fates(step, plan.schedule, storages),

@@ -124,23 +124,18 @@ _TIMELINE = "run start_seconds seconds op target module source again live_bytes"
 
 def timeline_csv(step: StepGraph, plan: Plan) -> str:
     """The timeline of a plan: one row for each run, bytes by kind."""
-    walked = walk(step, plan.schedule)
-    columns = zip(*walked.by_kind.values(), strict=True)
-    out = io.StringIO()
-    write_rows(
-        out,
-        [*_TIMELINE, *(f"{kind}_bytes" for kind in walked.by_kind)],
+    walked, out = walk(step, plan.schedule), io.StringIO()
+    rows = (
         (
-            (
-                *(number, run.begin_seconds),
-                *(getattr(step.ops[run.op], name) for name in _ABOUT_OP),
-                *(int(run.again), run.live_bytes, *by_kind),
-            )
-            for number, (run, by_kind) in enumerate(
-                zip(walked.runs, columns, strict=True)
-            )
-        ),
+            *(number, run.begin_seconds),
+            *(getattr(step.ops[run.op], name) for name in _ABOUT_OP),
+            *(int(run.again), run.live_bytes),
+            *(column[number] for column in walked.by_kind.values()),
+        )
+        for number, run in enumerate(walked.runs)
     )
+    headings = [*_TIMELINE, *(f"{kind}_bytes" for kind in walked.by_kind)]
+    write_rows(out, headings, rows)
     return out.getvalue()
 
 

@@ -10,11 +10,13 @@ from typing import Any
 from lowtide.reporting.inputs import Inputs, point_of
 from lowtide.step.plan import Plan
 
+POINT = ("planner", "budget_bytes", "peak_bytes", "seconds", "overhead")
+
 
 def frontier(
     inputs: Inputs, plan: Plan, views: Mapping[int, int]
 ) -> dict[str, Any] | None:
-    """Every plan known for this step as a point, or None if there is but one.
+    """Every plan known for this step as a point, or None if there is only one.
 
     `views` says which of the report's views shows the plan with this identity.
     """
@@ -25,11 +27,7 @@ def frontier(
         return None
     rows = [
         {
-            "planner": p.planner,
-            "budget_bytes": p.budget_bytes,
-            "peak_bytes": p.peak_bytes,
-            "seconds": p.seconds,
-            "overhead": p.overhead,
+            **{name: getattr(p, name) for name in POINT},
             "view": views.get(id(p), -1),
             "is_shown": point_of(p) == point_of(plan),
             "is_best": not any(_beats(q, p) for q in points),

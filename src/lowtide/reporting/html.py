@@ -20,11 +20,15 @@ from typing import Any
 
 _SCRIPTS = "core plot tide xy frontier icicle lifetimes sections main".split()
 _NOTEBOOK_SECTIONS = "tide frontier"
+_COMMAND = (
+    '<p class="command"><code>{}</code>'
+    '<button type="button" data-copy>copy</button></p>'
+)
 
 
 def render_html(data: dict[str, Any], *, only: str = "") -> str:
     """The page. `only` names the sections to show, separated by spaces."""
-    first = data["views"][0]
+    first, command = data["views"][0], data["command"]
     cards, facts = (
         "\n".join(_card(c) for c in first["cards"] if c["is_main"] is is_main)
         for is_main in (True, False)
@@ -32,7 +36,7 @@ def render_html(data: dict[str, Any], *, only: str = "") -> str:
     parts = {
         "policy": _policy(_script()),
         "headline": _held(html.escape(first["headline"])),
-        "command": _command(data["command"]),
+        "command": _COMMAND.format(html.escape(command)) if command else "",
         "cards": cards,
         "facts": facts,
         "notes": "\n".join(_note(note) for note in data["notes"]),
@@ -96,15 +100,6 @@ def _embedded(data: Any) -> str:
     """
     encoded = json.dumps(data, separators=(",", ":"), allow_nan=False).encode()
     return base64.b64encode(gzip.compress(encoded, mtime=0)).decode()
-
-
-def _command(command: str) -> str:
-    if not command:
-        return ""
-    return (
-        f'<p class="command"><code>{html.escape(command)}</code>'
-        '<button type="button" data-copy>copy</button></p>'
-    )
 
 
 def _card(card: dict[str, Any]) -> str:

@@ -3,7 +3,7 @@
 A snapshot is a pickle of plain lists and dicts: for each device the allocations and
 frees in order, and what the allocator holds at the end. The plan is device 0, the
 baseline device 1, so one file shows both. Sizes and order are the plan's. Addresses are
-only for drawing: every storage has a place of its own, and what passes comes behind.
+only for drawing: every storage has a place of its own, and temporaries come last.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pickle
 from itertools import accumulate, pairwise
 from typing import Any
 
-from lowtide.step.graph import StepGraph
+from lowtide.step.graph import Op, StepGraph
 from lowtide.step.plan import Plan, Run, Schedule
 from lowtide.step.schedule import with_frees
 from lowtide.step.simulate import frees_next
@@ -21,15 +21,31 @@ START = 0x7F0000000000
 
 
 class _Recorder:
-    """One device's events, and what is alive."""
+    """One device's events under a schedule, and what is alive after it."""
 
-    def __init__(self, step: StepGraph) -> None:
+    def __init__(self, step: StepGraph, schedule: Schedule) -> None:
         self.step = step
         self.places = list(accumulate(step.sizes, initial=START))
         self.end = self.places[-1]
         self.events: list[dict[str, Any]] = []
         self.alive: dict[int, list[dict[str, Any]]] = {}
+        self.made: set[int] = set()
         self.moment = 0.0
+        # Readers that color by category expect one called "unknown" among them. Nothing
+        # here is, so an allocation of no bytes says the word.
+        self.event("alloc", START, 0, [], "unknown")
+        self.event("free_completed", START, 0, [])
+        for s in step.resident:
+            storage = step.storages[s]
+            self.make(s, _frames("", storage.name, storage.kind))
+        for index, item in enumerate(schedule):
+            if isinstance(item, Run):
+                op = step.ops[item.op]
+                if op.over >= 0 and frees_next(schedule, index, op.over):
+                    self.drop(op.over)  # its bytes become those of the result
+                self.run(op)
+            elif item.storage in self.alive:
+                self.drop(item.storage)
 
     def event(
         self, action: str, address: int, size: int, frames: list[Any], kind: str = ""
@@ -44,15 +60,31 @@ class _Recorder:
         self.event("free_requested", address, size, frames)
         self.event("free_completed", address, size, frames)
 
-    def make(self, storage: int, frames: list[Any], kind: str) -> None:
+    def drop(self, storage: int) -> None:
+        frames = self.alive.pop(storage)
+        self.free(self.places[storage], self.step.sizes[storage], frames)
+
+    def make(self, storage: int, frames: list[Any]) -> None:
+        kind = self.step.storages[storage].kind
+        if storage in self.made and kind == "activation":
+            kind = "recomputed"
+        self.made.add(storage)
         if size := self.step.sizes[storage]:
             self.alive[storage] = frames
             self.event("alloc", self.places[storage], size, frames, kind)
 
-    def drop(self, storage: int) -> None:
-        if storage in self.alive:
-            frames = self.alive.pop(storage)
-            self.free(self.places[storage], self.step.sizes[storage], frames)
+    def run(self, op: Op) -> None:
+        frames = _frames(op.source, op.name, op.module, op.target)
+        copies = [s for s in op.writes if s in self.alive]
+        for s in op.writes:
+            if s not in copies:
+                self.make(s, frames)
+        # There only while the op runs: workspace, and second copies of what it remakes.
+        if passing := op.scratch_bytes + sum(self.step.sizes[s] for s in copies):
+            place = self.places[-1]
+            self.event("alloc", place, passing, frames, "temporary")
+            self.free(place, passing, frames)
+        self.moment += op.seconds
 
 
 def _frames(source: str, *names: str) -> list[dict[str, Any]]:
@@ -63,47 +95,6 @@ def _frames(source: str, *names: str) -> list[dict[str, Any]]:
     return [
         {"filename": file, "line": int(number), "name": name} for name in names if name
     ]
-
-
-def _record(step: StepGraph, schedule: Schedule) -> _Recorder:
-    recorder = _Recorder(step)
-    # Readers that color by category expect one called "unknown" among them. Nothing
-    # here is, so an allocation of no bytes says the word.
-    recorder.event("alloc", START, 0, [], "unknown")
-    recorder.event("free_completed", START, 0, [])
-    for s in step.resident:
-        storage = step.storages[s]
-        recorder.make(s, _frames("", storage.name, storage.kind), storage.kind)
-    made = set(step.resident)
-    for index, item in enumerate(schedule):
-        if isinstance(item, Run):
-            over = step.ops[item.op].over
-            if over >= 0 and frees_next(schedule, index, over):
-                recorder.drop(over)  # its bytes become those of the result
-            _record_run(recorder, item.op, made)
-        elif item.storage in recorder.alive:
-            recorder.drop(item.storage)
-    return recorder
-
-
-def _record_run(recorder: _Recorder, number: int, made: set[int]) -> None:
-    step = recorder.step
-    op = step.ops[number]
-    frames = _frames(op.source, op.name, op.module, op.target)
-    copies = sum(step.sizes[s] for s in op.writes if s in recorder.alive)
-    for s in op.writes:
-        kind = step.storages[s].kind
-        if s not in recorder.alive:
-            again = s in made and kind == "activation"
-            recorder.make(s, frames, "recomputed" if again else kind)
-        made.add(s)
-    passing = op.scratch_bytes + copies
-    if passing:
-        # There only while the op runs: workspace, and second copies of what it remakes.
-        place = recorder.places[-1]
-        recorder.event("alloc", place, passing, frames, "temporary")
-        recorder.free(place, passing, frames)
-    recorder.moment += op.seconds
 
 
 def _segment(recorder: _Recorder, device: int) -> dict[str, Any]:
@@ -139,7 +130,7 @@ def _segment(recorder: _Recorder, device: int) -> dict[str, Any]:
 def snapshot(step: StepGraph, plan: Plan) -> dict[str, Any]:
     """The snapshot: the plan as device 0, the baseline as device 1."""
     schedules = (plan.schedule, with_frees(step, step.baseline))
-    recorders = [_record(step, schedule) for schedule in schedules]
+    recorders = [_Recorder(step, schedule) for schedule in schedules]
     return {
         "lowtide": "snapshot",
         "segments": [_segment(r, device) for device, r in enumerate(recorders)],

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
+from lowtide.reporting.tide import span
 from lowtide.step.analysis import extra_runs, fates, maker, peak_of
 from lowtide.step.graph import StepGraph
 from lowtide.step.names import (
@@ -33,14 +34,8 @@ def lifetimes(walk: Walk, *, limit: int) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for s in largest[:limit]:
         bars = [
-            {
-                "first_run": stretch.first,
-                "end_run": stretch.last + 1,
-                "start_seconds": starts[stretch.first],
-                "end_seconds": starts[stretch.last + 1],
-                "again": stretch.again,
-            }
-            for stretch in walk.stretches[s]
+            {**span(starts, each.first, each.last + 1), "again": each.again}
+            for each in walk.stretches[s]
         ]
         kind, op = step.storages[s].kind, _maker_id(step, s)
         placed = op >= 0 and step.ops[op].module
@@ -157,13 +152,8 @@ def at_peak(walk: Walk) -> dict[str, Any]:
         # One row for all the others, so that the sum still holds.
         count, nbytes = (sum(r[k] for r in rest) for k in ("num_storages", "bytes"))
         add(f"{len(rest)} smaller rows", "", "", count, nbytes, -1)
-    shown = rows if walk.runs else []
-    return {
-        "op": peak.op,
-        "run": walk.peak_run,
-        "bytes": peak.peak_bytes,
-        "rows": shown,
-    }
+    where = {"op": peak.op, "run": walk.peak_run, "bytes": peak.peak_bytes}
+    return {**where, "rows": rows if walk.runs else []}
 
 
 def icicle(walk: Walk) -> dict[str, Any] | None:

@@ -40,13 +40,7 @@ def tide(
         "eager_peak_bytes": eager_peak_bytes,
         "outline": over,
         "bands": [
-            {
-                "phase": band.phase,
-                "first_run": band.first,
-                "end_run": band.end,
-                "start_seconds": starts[band.first],
-                "end_seconds": starts[band.end],
-            }
+            {"phase": band.phase, **span(starts, band.first, band.end)}
             for band in walk.bands
         ],
         "run": kept,
@@ -60,6 +54,12 @@ def tide(
             if any(walk.by_kind[kind])
         },
     }
+
+
+def span(starts: Sequence[float], first: int, end: int) -> dict[str, Any]:
+    """The runs `first` to `end - 1` as a stretch of a chart."""
+    runs = {"first_run": first, "end_run": end}
+    return {**runs, "start_seconds": starts[first], "end_seconds": starts[end]}
 
 
 def outline(walk: Walk, beside: Walk, *, label: str, limit: int) -> dict[str, Any]:
@@ -91,8 +91,8 @@ def curve(
 def _places_in(walk: Walk, sequence: Sequence[int]) -> list[int]:
     """For each op of another sequence, the run of the walk that stands beside it.
 
-    An op stands at its first run, moved right where that would go back in the order,
-    so that two schedules of one step can be drawn over each other.
+    An op stands at its first run, or further right where that would break the order, so
+    that two schedules of one step can be drawn over each other.
     """
     first: dict[int, int] = {}
     for run, op in enumerate(walk.ops):

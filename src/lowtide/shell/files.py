@@ -70,6 +70,16 @@ def step_for(plan: Plan, path: Path, step_file: Path | None = None) -> StepGraph
     return step
 
 
+def step_and_plan(
+    path: Path, step_file: Path | None = None
+) -> tuple[StepGraph, Plan | None]:
+    """The step that a file holds, or the plan that it holds with its step."""
+    thing = load(path)
+    if isinstance(thing, StepGraph):
+        return thing, None
+    return step_for(thing, path, step_file), thing
+
+
 def stem_of(path: Path) -> str:
     """The name without the endings lowtide gives: `gpt` of `gpt.plan.json`."""
     for ending in (STEP_ENDING, PLAN_ENDING):

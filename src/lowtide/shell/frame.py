@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.text import Text
 
@@ -31,6 +31,9 @@ from lowtide.shell.options import flag
 from lowtide.step.files import refuse_foreign, write_whole
 from lowtide.step.names import printable
 from lowtide.step.plan import Plan
+
+if TYPE_CHECKING:
+    from lowtide.reporting.report import Report
 
 PICTURES = (".png", ".svg", ".pdf")
 Content = str | bytes | dict[str, Any]
@@ -133,14 +136,16 @@ class SavingFrame(Frame):
 def by_ending(
     data: dict[str, Any],
     draw: Callable[[dict[str, Any], str], bytes],
-    page: Callable[[], str] | None = None,
+    page: Callable[[], Report] | None = None,
 ) -> Callable[[str], Content]:
     """What a result is as a file: data, a page, or a picture in one of its forms."""
 
     def content(ending: str) -> Content:
         if ending == ".json":
             return data
-        return page() if page and ending == ".html" else draw(data, ending[1:])
+        if page and ending == ".html":
+            return page().to_html()
+        return draw(data, ending[1:])
 
     return content
 

@@ -110,10 +110,7 @@ class StepSource(ModelOrFile):
         """The step of the target; a plan's is looked for beside it, unless named."""
         asked = self.asked
         if asked.kind == "file":
-            thing = files.load(asked.path)
-            if isinstance(thing, StepGraph):
-                return thing
-            return files.step_for(thing, asked.path, self.step_file)
+            return files.step_and_plan(asked.path, self.step_file)[0]
         example = build(asked, fake=self.how == "estimate")
         return profile(asked, example, self.how, self.device, refresh=refresh)
 

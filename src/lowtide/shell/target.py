@@ -7,8 +7,8 @@ import inspect
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import redirect_stdout
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module, util
@@ -126,38 +126,34 @@ def build(target: Target, *, fake: bool = False) -> Example:
     Raises:
         TargetError: The user's file or function raised.
     """
+    if target.kind == "file":
+        raise InvalidArgumentError(
+            target.text,
+            "a saved file holds no model, and this command runs one",
+            "Give the model or function that the step was profiled from",
+        )
     with redirect_stdout(sys.stderr):
         if target.kind == "model":
-            return _build_model(target, fake=fake)
-        if target.kind == "function":
-            return _call_function(target)
-    raise InvalidArgumentError(
-        target.text,
-        "a saved file holds no model, and this command runs one",
-        "Give the model or function that the step was profiled from",
-    )
+            model, given = models.describe(target.text), target.options or {}
+            options = {key: model.option(key).parse(v) for key, v in given.items()}
+            make = models.build_fake if fake else models.build
+            return make(target.text, batch=target.batch, **options)
+        function = load_function(target.text)
+        arguments = _arguments(function, target)
+        with _users_code(target.text):
+            made = function(**arguments)
+    return _as_example(target.text, made)
 
 
-def _build_model(target: Target, *, fake: bool) -> Example:
-    description = models.describe(target.text)
-    options = {
-        key: description.option(key).parse(value)
-        for key, value in (target.options or {}).items()
-    }
-    make = models.build_fake if fake else models.build
-    return make(target.text, batch=target.batch, **options)
-
-
-def _call_function(target: Target) -> Example:
-    function = load_function(target.text)
-    arguments = _arguments(function, target)
+@contextmanager
+def _users_code(text: str) -> Iterator[None]:
+    """Tell of what the user's own code raises as such."""
     try:
-        made = function(**arguments)
+        yield
     except LowtideError:
         raise
     except Exception as error:
-        raise target_error(target.text, error) from error
-    return _as_example(target.text, made)
+        raise target_error(text, error) from error
 
 
 def _arguments(function: Callable[..., Any], target: Target) -> dict[str, Any]:
@@ -210,15 +206,9 @@ def load_function(text: str) -> Callable[..., Any]:
         raise InvalidArgumentError(
             f"target {text!r}", "it names no function", f"A target is {FORMS}"
         )
-    try:
-        if where.endswith(".py"):
-            module = _import_file(Path(where))
-        else:
-            module = _import_name(where)
-    except LowtideError:
-        raise
-    except Exception as error:
-        raise target_error(text, error) from error
+    with _users_code(text):
+        is_file = where.endswith(".py")
+        module = _import_file(Path(where)) if is_file else _import_name(where)
     found = getattr(module, name, None)
     if not callable(found):
         file = getattr(module, "__file__", None)

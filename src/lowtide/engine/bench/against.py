@@ -1,9 +1,9 @@
 """lowtide beside other methods, in one run: real peaks, time in turns, equal numbers.
 
-Peaks are taken in a fresh process for each method, where the operating system's mark
-means something. Times are taken here, all methods taking turns, so that a busy machine
-is busy for all of them. Gradients, buffers and random numbers are compared bit by bit
-with those of eager.
+Peaks are taken in a fresh process for each method, because the operating system keeps
+one high-water mark for each process. Times are taken here, all methods taking turns, so
+that a busy machine is busy for all of them. Gradients, buffers and random numbers are
+compared bit by bit with those of eager.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Row:
 
     `activation_peak_bytes` leaves out what is there before the step and the gradients
     of parameters. A plan made for another method's peak names it in `matches`.
-    `largest_difference` is that of any gradient, as a share of its largest value: what
-    only rounds otherwise is near 1e-6, what is wrong near 1.
+    `largest_difference` is that of any gradient, as a share of its largest value: about
+    1e-6 where results are only rounded differently, about 1 where they are wrong.
     """
 
     name: str

@@ -166,7 +166,7 @@ def _selectively(model: nn.Module) -> None:
 
 
 def _half_selectively(model: nn.Module) -> None:
-    """Keep every second expensive result of a block, counted in forward and again."""
+    """Keep every second expensive result of a block; recomputation counts anew."""
     kept = _kept_ops()
 
     def contexts() -> Any:

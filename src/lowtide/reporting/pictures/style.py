@@ -31,7 +31,7 @@ _STYLE = {
     "text.parse_math": False,
 }
 
-# What tells our files from others, so that they may be replaced.
+# Marks the files as ours, so that a later run may replace them.
 _STAMPS: dict[str, dict[str, str | None]] = {
     "png": {"Software": "lowtide"},
     "svg": {"Creator": "lowtide", "Date": None},

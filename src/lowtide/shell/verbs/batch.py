@@ -13,13 +13,7 @@ from lowtide.errors import InvalidArgumentError, LowtideError
 from lowtide.shell import options
 from lowtide.shell.failures import say
 from lowtide.shell.frame import PICTURES, Frame, SavingFrame, by_ending
-from lowtide.shell.options import (
-    option,
-    planner_words,
-    read_budget,
-    saved_as,
-    words_of,
-)
+from lowtide.shell.options import option, planner_words, read_budget, saved_as, words_of
 from lowtide.shell.progress import note, stage
 from lowtide.shell.target import Target, build, load_api, read_target
 from lowtide.step.format import format_bytes, format_percent
@@ -28,7 +22,7 @@ from lowtide.step.plan import Plan
 from lowtide.step.units import to_bytes
 
 if TYPE_CHECKING:
-    from lowtide.engine.batch import BatchRow, Measured
+    from lowtide.engine.batch import BatchRow, Measured, Search
 
 # A step is only run here if this share of the free memory holds it.
 _SAFE_SHARE = 0.6
@@ -63,33 +57,31 @@ def batch(
 ) -> None:
     """Show peak and throughput against batch size, and the largest that fits."""
     from lowtide.reporting.pictures import batch_picture
+    from lowtide.reporting.report import report
 
     sizes = _read_sizes(batches)
     wanted = None if budget is None else read_budget(budget)
-    asked = read_target(target, None, model_options)
-    if asked.kind == "file":
-        raise InvalidArgumentError(
-            f"lowtide batch {target}",
-            "a saved step has one batch size",
-            "Give a built-in model, or a function such as def make_step(batch)",
-        )
+    asked = _read_model(target, model_options)
     frame.will_save(output, *PICTURES, ".html", ".json")
 
     def source(size: int) -> options.StepSource:
         return options.StepSource(target, size, model_options, how, device)
 
     steps = {size: source(size).step() for size in sizes}
+    from lowtide.engine.batch import predict_row, search_with
+
+    search = search_with(planner, time_limit)
     peaks = [step.eager_peak_bytes for step in steps.values()]
     budget_bytes = to_bytes(
         min(peaks) if wanted is None else wanted, baseline_bytes=max(peaks)
     )
-    search = {"planner": planner, "time_limit": time_limit}
     rows: list[BatchRow] = []
     plans: dict[int, Plan | None] = {}
     most: dict[str, Any] = {}
     try:
         for size, step in steps.items():
-            row, plans[size] = _predicted(size, step, budget_bytes, search)
+            with stage(f"planning a batch of {size}", limit_seconds=time_limit):
+                row, plans[size] = predict_row(size, step, budget_bytes, search)
             rows.append(row)
         if run and how == "measure":
             for place, row in enumerate(rows):
@@ -107,7 +99,8 @@ def batch(
         "rows": [row.to_dict() for row in rows],
         **most,
     }
-    frame.save(output, by_ending(data, batch_picture, lambda: _page(data, steps)))
+    page = partial(report, steps[max(steps)], data)
+    frame.save(output, by_ending(data, batch_picture, page))
     frame.result(data)
     frame.line(f"{asked.name} within {format_bytes(budget_bytes)}", "bold")
     _show(frame, rows, most)
@@ -119,6 +112,17 @@ def batch(
     frame.next("plan", *words, "-o", f"{asked.name}.plan.json")
 
 
+def _read_model(target: str, model_options: list[str] | None) -> Target:
+    asked = read_target(target, None, model_options)
+    if asked.kind == "file":
+        raise InvalidArgumentError(
+            f"lowtide batch {target}",
+            "a saved step has one batch size",
+            "Give a built-in model, or a function such as def make_step(batch)",
+        )
+    return asked
+
+
 def _read_sizes(text: str) -> list[int]:
     parts = words_of(text)
     if not parts or not all(p.isdecimal() and int(p) > 0 for p in parts):
@@ -126,16 +130,6 @@ def _read_sizes(text: str) -> list[int]:
             f"--batches {text}", "it is not a list of sizes", "Write --batches 4,8,16"
         )
     return sorted({int(part) for part in parts})
-
-
-def _predicted(
-    size: int, step: StepGraph, budget_bytes: int, search: dict[str, Any]
-) -> tuple[BatchRow, Plan | None]:
-    from lowtide.engine.batch import predict_row
-
-    title = f"planning a batch of {size}"
-    with stage(title, limit_seconds=search["time_limit"]):
-        return predict_row(size, step, budget_bytes, **search)
 
 
 def _measured(asked: Target, row: BatchRow, plan: Plan | None) -> BatchRow:
@@ -149,12 +143,10 @@ def _measured(asked: Target, row: BatchRow, plan: Plan | None) -> BatchRow:
             f"{format_bytes(row.baseline_peak_bytes)}, {format_bytes(free)} are free"
         )
         return row
-    example = build(asked)
+    made = build(asked)
     with stage(f"running a batch of {row.batch}"):
         try:
-            plain, planned = measure_both(
-                example.model, example.batch, example.loss, plan
-            )
+            plain, planned = measure_both(made.model, made.batch, made.loss, plan)
         except LowtideError as error:
             say("warning", f"a batch of {row.batch} could not be measured: {error}")
             return row
@@ -165,23 +157,24 @@ def _largest(
     asked: Target,
     budget_bytes: int,
     plans: dict[int, Plan | None],
-    search: dict[str, Any],
+    search: Search,
     how: str,
 ) -> dict[str, Any]:
     """The largest batch by estimate, confirmed by measuring if that was asked for."""
     api = load_api()
     from lowtide.engine.batch import confirm_largest, find_largest
 
-    def step_at(size: int, how: str = "estimate") -> StepGraph:
-        example = build(asked.at(size), fake=how == "estimate")
-        return api.profile(example.model, example.batch, loss=example.loss, how=how)
+    def step_at(how: str, size: int) -> StepGraph:
+        made = build(asked.at(size), fake=how == "estimate")
+        return api.profile(made.model, made.batch, loss=made.loss, how=how)
 
     known = {size: plan for size, plan in plans.items() if plan is not None}
+    within: dict[str, Any] = {"search": search, "known": known}
     with stage("looking for the largest batch"):
-        found = find_largest(step_at, budget_bytes, known=known, **search)
+        found = find_largest(partial(step_at, "estimate"), budget_bytes, **within)
         if how == "measure":
-            at = partial(step_at, how=how)
-            found = confirm_largest(at, found[0], budget_bytes, known=known, **search)
+            at = partial(step_at, how)
+            found = confirm_largest(at, found[0], budget_bytes, **within)
     if found is None:
         return {}
     size, plan = found
@@ -193,29 +186,16 @@ def _largest(
     }
 
 
-def _page(data: dict[str, Any], steps: dict[int, StepGraph]) -> str:
-    from lowtide.reporting.report import report
-
-    return report(steps[max(steps)], data).to_html()
-
-
 _HEADINGS = ("batch", "peak", "with plan", "samples/s", "with plan", "time")
 
 
 def _show(frame: Frame, rows: list[BatchRow], most: dict[str, Any]) -> None:
-    from lowtide.engine.batch import Measured
-
-    predicted: list[tuple[str, ...]] = []
-    measured: list[tuple[str, ...]] = []
-    for row in rows:
-        plain, planned = Measured(row.baseline_peak_bytes, row.baseline_seconds), None
-        if row.planned_peak_bytes is not None and row.planned_seconds is not None:
-            planned = Measured(row.planned_peak_bytes, row.planned_seconds)
-        predicted.append(_cells(row.batch, plain, planned)[:-1])
-        if row.measured_baseline is not None:
-            sides = (row.measured_baseline, row.measured_planned)
-            measured.append(_cells(row.batch, *sides))
-    frame.table(_HEADINGS, predicted)
+    frame.table(_HEADINGS, [_cells(row.batch, *row.predicted)[:-1] for row in rows])
+    measured = [
+        _cells(row.batch, row.measured_baseline, row.measured_planned)
+        for row in rows
+        if row.measured_baseline is not None
+    ]
     if measured:
         frame.heading("Measured here")
         frame.table((*_HEADINGS, "activations"), measured)

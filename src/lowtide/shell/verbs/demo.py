@@ -37,9 +37,15 @@ def demo(
     os.environ["OMP_NUM_THREADS"] = "1"
     load_api()
     from lowtide.engine.demo import run_demo
+    from lowtide.reporting.report import report
 
     done = run_demo(wanted, steps, stage)
-    frame.save(output, lambda _: _report(done))
+    measured, name = (
+        {"baseline": done.baseline, "planned": done.planned},
+        "lowtide demo",
+    )
+    made = report(done.step, done.plan, measured, title=name, command=name)
+    frame.save(output, made.to_html())
     frame.result({**done.to_dict(), "budget": wanted, "report": str(output)})
     _show(frame, done)
     frame.line()
@@ -51,14 +57,6 @@ def demo(
         raise typer.Exit(NOT_VERIFIED)
 
 
-def _report(done: Demo) -> str:
-    from lowtide.reporting.report import report
-
-    measured = {"baseline": done.baseline, "planned": done.planned}
-    name = "lowtide demo"
-    return report(done.step, done.plan, measured, title=name, command=name).to_html()
-
-
 def _show(frame: SavingFrame, done: Demo) -> None:
     frame.table(
         ("step", "loss, plain", "loss, with the budget", "<"),
@@ -68,19 +66,18 @@ def _show(frame: SavingFrame, done: Demo) -> None:
         ],
     )
     plain, planned = done.baseline, done.planned
-    peaks = ("peak, allocated", plain.peak_bytes, planned.peak_bytes)
-    seen = ("peak, seen by the system", plain.rss_peak_bytes, planned.rss_peak_bytes)
-    rows = [_row(*peaks, format_bytes)]
-    if plain.rss_peak_bytes and planned.rss_peak_bytes:
-        rows.append(_row(*seen, format_bytes))
-    times = ("time of a step", planned.baseline_seconds, planned.seconds)
-    rows.append(_row(*times, format_seconds))
+    seen = (plain.rss_peak_bytes, planned.rss_peak_bytes)
+    times = (planned.baseline_seconds, planned.seconds)
+    rows = [_row("peak, allocated", plain.peak_bytes, planned.peak_bytes, format_bytes)]
+    if all(seen):
+        rows.append(_row("peak, seen by the system", *seen, format_bytes))
+    rows.append(_row("time of a step", *times, format_seconds))
     frame.line()
     frame.table(("", "plain", "with the budget", "change"), rows)
     frame.line()
     frame.line(
         f"{done.num_equal_losses} of {len(done.losses)} losses and "
-        f"{done.num_equal_weights} of {len(done.before.weights)} trained weights are "
+        f"{done.num_equal_weights} of {len(done.weights)} trained weights are "
         "equal, bit by bit."
     )
 

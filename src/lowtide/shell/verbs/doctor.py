@@ -125,20 +125,18 @@ def _packages() -> Iterator[Row]:
         reason = str(error).splitlines()[0]
         advice = "plans are found without bounds from it: pip install highspy"
         yield "solver", f"highs cannot be used ({reason})", advice
-    if find_spec("ortools") is not None:
+    if found := _installed("ortools"):
         advice = "cannot be imported beside highs in one process; lowtide does not"
-        yield "ortools", _installed("ortools"), advice
+        yield "ortools", found, advice
     for name, extra in _EXTRAS.items():
-        if find_spec(name):
-            yield name, _installed(name), "ok"
-        else:
-            advice = f"optional: pip install 'lowtide[{extra}]'"
-            yield name, "not installed", advice
+        found, advice = _installed(name), f"optional: pip install 'lowtide[{extra}]'"
+        yield name, found or "not installed", "ok" if found else advice
 
 
 def _installed(name: str) -> str:
+    """The version of a package, or nothing if it cannot be imported."""
     try:
-        return version(name)
+        return version(name) if find_spec(name) else ""
     except PackageNotFoundError:
         return "installed"
 

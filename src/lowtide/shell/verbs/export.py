@@ -9,7 +9,6 @@ from lowtide.errors import InvalidArgumentError
 from lowtide.shell import complete, files
 from lowtide.shell.frame import SavingFrame
 from lowtide.shell.options import Output, StepFile, argument, option, step_words
-from lowtide.step.plan import Plan
 
 # The ending of each form's file, and what to do with it.
 _FORMS = {
@@ -45,12 +44,8 @@ def export(
     ending, advice = _FORMS[to]
     path = output or files.beside(plan, ending)
     frame.will_save(path)
-    thing = files.load(plan)
-    if isinstance(thing, Plan):
-        step, chosen = files.step_for(thing, plan, step_file), thing
-    else:
-        step, chosen = thing, keep_all(thing)
-    content = FORMS[to](step, chosen)
+    step, chosen = files.step_and_plan(plan, step_file)
+    content = FORMS[to](step, chosen or keep_all(step))
     frame.save(path, content)
     frame.result({"path": str(path), "form": to, "num_bytes": len(content)})
     frame.line(f"{to}: {advice}")

@@ -8,16 +8,9 @@ import typer
 
 from lowtide import planners
 from lowtide.errors import BudgetTooSmallError
+from lowtide.shell import options
 from lowtide.shell.failures import BUDGET_TOO_SMALL
 from lowtide.shell.frame import Frame
-from lowtide.shell.options import (
-    Device,
-    ModelOrFile,
-    StepSource,
-    TimeLimit,
-    option,
-    read_budget,
-)
 from lowtide.shell.progress import stage
 from lowtide.step.format import format_bytes, format_percent
 from lowtide.step.units import to_bytes
@@ -28,15 +21,15 @@ _STATE = {"none": 0, "sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
 
 def fits(
     frame: Frame,
-    source: ModelOrFile,
-    device: Device = "h100",
+    source: options.ModelOrFile,
+    device: options.Device = "h100",
     optimizer: Annotated[
         str, typer.Option(metavar="|".join(_STATE), help="Whose state is in memory.")
     ] = "adamw",
     reserve: Annotated[
-        str, option("Kept free for the driver and the allocator.", "SIZE")
+        str, options.option("Kept free for the driver and the allocator.", "SIZE")
     ] = "1GiB",
-    time_limit: TimeLimit = 10.0,
+    time_limit: options.TimeLimit = 10.0,
 ) -> None:
     """Tell whether a training step fits a device, as it is or with a plan.
 
@@ -47,13 +40,13 @@ def fits(
     if optimizer not in _STATE:
         raise typer.BadParameter(f"{optimizer!r} is none of {', '.join(_STATE)}")
     found = find_device(device or "h100")
-    kept_free = to_bytes(read_budget(reserve), baseline_bytes=found.memory_bytes)
-    step = StepSource(
-        source.target, source.batch, source.model_options, "estimate", device
-    ).step()
+    memory = found.memory_bytes
+    kept_free = to_bytes(options.read_budget(reserve), baseline_bytes=memory)
+    given = (source.target, source.batch, source.model_options)
+    step = options.StepSource(*given, how="estimate", device=device).step()
     parameters = sum(s.nbytes for s in step.storages if s.kind == "parameter")
     state = _STATE[optimizer] * parameters
-    room = found.memory_bytes - kept_free - state
+    room = memory - kept_free - state
     needed = step.eager_peak_bytes
     plan = floor = None
     if needed > room:
@@ -69,7 +62,7 @@ def fits(
         {
             "fits": floor is None,
             "device": found.name,
-            "memory_bytes": found.memory_bytes,
+            "memory_bytes": memory,
             "reserve_bytes": kept_free,
             "optimizer_state_bytes": state,
             "needed_bytes": needed + state,
@@ -78,7 +71,7 @@ def fits(
         }
     )
     rows = [
-        ("device", found.title, format_bytes(found.memory_bytes)),
+        ("device", found.title, format_bytes(memory)),
         ("kept free", format_bytes(kept_free)),
         ("needs as it is", format_bytes(needed + state), f"{optimizer} state included"),
     ]

@@ -10,14 +10,7 @@ from lowtide.errors import BudgetTooSmallError
 from lowtide.shell import files, options
 from lowtide.shell.failures import say
 from lowtide.shell.frame import SavingFrame, interrupted
-from lowtide.shell.options import (
-    by_planner,
-    check_one_of,
-    option,
-    read_budget,
-    step_words,
-    words_of,
-)
+from lowtide.shell.options import check_one_of, option, step_words
 from lowtide.shell.progress import stage
 from lowtide.shell.verbs.profile import step_file
 from lowtide.step.format import format_bytes, format_percent, format_seconds
@@ -41,7 +34,7 @@ def plan(
     max_overhead: Annotated[str | None, option(_OVERHEAD, "PERCENT")] = None,
     output: options.Output = None,
     planner: Annotated[
-        list[str] | None, option(_PLANNERS, "NAME", **by_planner)
+        list[str] | None, option(_PLANNERS, "NAME", **options.by_planner)
     ] = None,
     time_limit: options.TimeLimit = _TIME_LIMIT,
 ) -> None:
@@ -98,7 +91,7 @@ def _read_limit(budget: str | None, max_overhead: str | None) -> dict[str, Any]:
     examples = "--budget 6GiB, --budget 60% or --max-overhead 10%"
     check_one_of("plan", given, "a plan keeps to one of the two", examples)
     if budget is not None:
-        return {"budget": read_budget(budget)}
+        return {"budget": options.read_budget(budget)}
     return {"max_overhead": to_fraction(max_overhead, name="--max-overhead")}
 
 
@@ -114,7 +107,7 @@ class Attempt:
 def _names(planner: list[str] | None) -> list[str]:
     from lowtide.planners import available, load
 
-    names = [name for each in planner or ["auto"] for name in words_of(each)]
+    names = [name for each in planner or ["auto"] for name in options.words_of(each)]
     if "all" in names:
         return list(available())
     for name in names:

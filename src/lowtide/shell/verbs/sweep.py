@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from lowtide.errors import fitting
 from lowtide.shell import options
 from lowtide.shell.failures import say
-from lowtide.shell.frame import Content, SavingFrame, interrupted
+from lowtide.shell.frame import SavingFrame, by_ending, interrupted
 from lowtide.shell.options import option, read_budget, saved_as, words_of
 from lowtide.shell.progress import stage
 from lowtide.step.format import format_bytes, format_percent, format_seconds
@@ -32,6 +33,8 @@ def sweep(
     """Show the whole trade between peak and time, one plan for each budget."""
     from lowtide.planners import load
     from lowtide.planners._sweep import sweep as sweep_step
+    from lowtide.reporting.pictures import chart_picture
+    from lowtide.reporting.report import report
 
     wanted = _read_budgets(budgets)
     load(planner)
@@ -41,8 +44,13 @@ def sweep(
         found = sweep_step(step, budgets=wanted, planner=planner, time_limit=time_limit)
     if interrupted(*(point.plan for point in found.points)):
         say("note", "interrupted: these are the best plans found so far")
-    frame.save(output, lambda ending: _content(ending, step, found))
-    frame.result(_data(found))
+    data, page = _data(found), partial(report, step, found.knee.plan, found)
+
+    def draw(_: Any, form: str) -> bytes:
+        return chart_picture("frontier", page().data, form)
+
+    frame.save(output, by_ending(data, draw, page))
+    frame.result(data)
     _show(frame, step, found)
     words = (*source.words, "--budget", fitting(found.knee.budget_bytes))
     frame.next("plan", *words, *options.planner_words(planner))
@@ -53,18 +61,6 @@ def _read_budgets(text: str) -> int | list[str]:
     if text.strip().isdecimal() and int(text) < 1000:
         return int(text)
     return [read_budget(part) for part in words_of(text)]
-
-
-def _content(ending: str, step: StepGraph, frontier: Frontier) -> Content:
-    if ending == ".json":
-        return _data(frontier)
-    from lowtide.reporting.pictures import chart_picture
-    from lowtide.reporting.report import report
-
-    made = report(step, frontier.knee.plan, frontier)
-    if ending == ".html":
-        return made.to_html()
-    return chart_picture("frontier", made.data, ending[1:])
 
 
 def _data(frontier: Frontier) -> dict[str, Any]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from lowtide.engine.verify import Verification
 
 _EQUAL = ("loss_equal", "gradients_equal", "buffers_equal", "rng_equal")
+_OF_PLAN = ("planner", "fingerprint", "budget_bytes")
 _LINES = 8
 
 
@@ -117,15 +118,10 @@ def _from_file(asked: Target) -> tuple[Plan | None, None, Target]:
 
 def _data(verified: Verification) -> dict[str, Any]:
     plan, measured = verified.plan, verified.measured
+    own = ("ok", *_EQUAL, "num_gradients", "differences", "origin")
     return {
-        "ok": verified.ok,
-        **{name: getattr(verified, name) for name in _EQUAL},
-        "num_gradients": verified.num_gradients,
-        "differences": list(verified.differences),
-        "origin": verified.origin,
-        "planner": plan.planner,
-        "fingerprint": plan.fingerprint,
-        "budget_bytes": plan.budget_bytes,
+        **{name: getattr(verified, name) for name in own},
+        **{name: getattr(plan, name) for name in _OF_PLAN},
         "predicted_peak_bytes": plan.peak_bytes,
         "measured_peak_bytes": verified.measured_peak_bytes or None,
         "predicted_seconds": plan.seconds,
