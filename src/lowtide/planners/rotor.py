@@ -29,12 +29,11 @@ from lowtide.planners._chain.segments import (
     Candidate,
     ladder,
     num_levels,
-    plan_of_sequences,
     rich_chain,
 )
 from lowtide.planners._lifetimes import backward_bytes
+from lowtide.planners._tried import planner_of
 from lowtide.step.graph import StepGraph
-from lowtide.step.plan import Plan
 from lowtide.step.remake import missing_cone
 from lowtide.step.schedule import sequence_from_kept
 from lowtide.step.simulate import home_regions
@@ -42,14 +41,6 @@ from lowtide.step.simulate import home_regions
 _MAX_CUTS = 41
 _NUM_CHAINS = 4
 _SLOTS = 150
-
-
-def plan(
-    step: StepGraph, budget_bytes: int | None = None, *, time_limit: float = 10.0
-) -> Plan:
-    """The fastest plan of whole stages that fits, or that of least peak."""
-    del time_limit
-    return plan_of_sequences(step, _sequences, "rotor", budget_bytes)
 
 
 def _sequences(step: StepGraph) -> Iterator[list[int]]:
@@ -201,3 +192,6 @@ class _Lowering:
         self.ops.extend(cone)
         for number in cone:
             self.alive.update(self.step.ops[number].writes)
+
+
+plan = planner_of("rotor", _sequences)

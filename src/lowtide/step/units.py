@@ -7,16 +7,6 @@ import re
 from decimal import Decimal
 
 from lowtide.errors import BudgetFormatError, InvalidArgumentError
-from lowtide.step.format import format_bytes, format_percent, format_seconds
-
-__all__ = [
-    "Budget",
-    "format_bytes",
-    "format_percent",
-    "format_seconds",
-    "to_bytes",
-    "to_fraction",
-]
 
 Budget = str | int
 """`"6 GiB"`, `"6G"`, `"6GB"`, a number of bytes, or `"60%"` of the unplanned peak."""

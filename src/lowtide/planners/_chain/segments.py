@@ -2,25 +2,20 @@
 
 The methods of Chen and of Hong choose where to cut; all of them then save some segments
 and run others again. `least_peak` and `least_seconds` are the exact choices under the
-tables of a chain, for given cuts or over all of them; `plan_of_sequences` simulates
-what they propose, for a fixed ladder of budgets, and answers from what really fits. The
-ladder does not depend on the budget asked for, so a larger budget never gives a slower
-plan.
+tables of a chain, for given cuts or over all of them. What they propose for a fixed
+ladder of budgets is simulated, and the answer is taken from what really fits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
 from lowtide.planners._chain import Chain, chain_of
-from lowtide.planners._memory import recall
-from lowtide.planners._tried import Tried, best_plan
 from lowtide.step.graph import StepGraph
-from lowtide.step.plan import Plan
 from lowtide.step.schedule import sequence_from_kept
 
 _MOST_WAYS = 32
@@ -211,26 +206,3 @@ def kept_sequences(candidates: Iterable[Candidate]) -> Iterator[list[int]]:
             if kept not in known:
                 known.add(kept)
                 yield sequence_from_kept(c.chain.step, kept)
-
-
-def plan_of_sequences(
-    step: StepGraph,
-    sequences: Callable[[StepGraph], Iterable[Sequence[int]]],
-    planner: str,
-    budget_bytes: int | None,
-) -> Plan:
-    """The fastest of the sequences that fits; that of least peak without a budget.
-
-    Running everything once is always among them. Sequences do not depend on the budget,
-    so they are simulated once per step.
-    """
-
-    def simulated() -> list[Tried]:
-        distinct = dict.fromkeys(map(tuple, (step.baseline, *sequences(step))))
-        return [Tried.of(step, sequence) for sequence in distinct]
-
-    if budget_bytes is not None and step.baseline_peak_bytes <= budget_bytes:
-        tried = [Tried.of(step, step.baseline)]
-    else:
-        tried = recall(step, planner, simulated)
-    return best_plan(step, tried, planner=planner, budget_bytes=budget_bytes)

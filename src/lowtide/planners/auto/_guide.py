@@ -16,7 +16,8 @@ from lowtide.planners.auto._bound import Relaxation
 from lowtide.planners.auto._effort import Effort
 from lowtide.planners.auto._evaluator import Draft
 from lowtide.planners.auto._problem import Problem
-from lowtide.step.remake import remaking
+from lowtide.step.remake import makers_in, remaking
+from lowtide.step.simulate import pieces_along
 
 
 def guided(
@@ -89,11 +90,11 @@ def forgetting(
     always = problem.residents.union(problem.step.outputs)
     there = set(problem.residents)
     sequence: list[int] = []
-    pieces = problem.pieces_along(problem.baseline)
-    for number, piece in zip(problem.baseline, pieces, strict=True):
+    pieces = pieces_along(problem.step, problem.baseline)
+    for number, piece in zip(problem.baseline, pieces, strict=False):
         if number in keep:
             there &= keep[number] | always
-        maker_of = problem.makers_in(piece)
+        maker_of = makers_in(problem.step, piece)
         missing = remaking(problem.step, ops[number].reads, there, maker_of=maker_of)
         # What cannot be made again here was held all along: in a sequence, not making
         # a storage again is the same as keeping it.

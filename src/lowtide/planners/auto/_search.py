@@ -12,7 +12,7 @@ import numpy as np
 
 from lowtide.errors import BudgetTooSmallError
 from lowtide.planners._memory import recall
-from lowtide.planners.auto._bound import bound_seconds, whole_bound_seconds
+from lowtide.planners.auto._bound import bound_seconds
 from lowtide.planners.auto._effort import Effort
 from lowtide.planners.auto._evaluator import Draft
 from lowtide.planners.auto._exact import ExactSearch
@@ -251,7 +251,7 @@ class Search:
         with self.effort.aside(self.whole_seconds):
             with self.effort.section(0.5):
                 found, chosen = bound_seconds(*given, most_failures=WHOLE_FAILURES)
-            whole = whole_bound_seconds(*given, chosen)
+            whole, _ = bound_seconds(*given, whole_from=chosen)
         self.proven = max(self.proven, found, whole)
 
     def is_close(self) -> bool:
