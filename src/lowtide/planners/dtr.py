@@ -30,7 +30,7 @@ Complexity: each eviction looks at every storage alive: O(evictions * alive stor
 run that needs more than five times the baseline's ops or seconds counts as thrashing
 and fails.
 
-Loses by not looking ahead: it evicts what is needed next as gladly as what is needed
+Loses by not looking ahead: it evicts what is needed next as readily as what is needed
 last, and near its floor recomputes the same storages many times.
 """
 

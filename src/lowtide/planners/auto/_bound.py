@@ -63,8 +63,8 @@ class Relaxation:
         self.scale = 1.0 / max(problem.step.baseline_seconds, 1e-30)
         self.program = Program()
         seconds: list[float] = [x * self.scale for x in problem.seconds]
-        self.program.columns(seconds * self.intervals)
-        self.program.columns([0.0] * (len(moments) * self.width))
+        for cost in seconds * self.intervals + [0.0] * (len(moments) * self.width):
+            self.program.column(0.0, 1.0, cost=cost)
         self.producers = problem.step.producers
         self._fix_residents()
         self._once()

@@ -8,6 +8,7 @@ what the program does not hold and making again what a later op misses, just bef
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -55,18 +56,12 @@ def worst_moment(
 ) -> int:
     """The first run nearest to where the draft is most over the budget, or -1."""
     runs = first_runs(problem, draft)
-    following = [-1] * len(draft.ops)
-    k = 0
-    for position in range(len(draft.ops)):
-        while k < len(runs) and runs[k] < position:
-            k += 1
-        if k < len(runs):
-            following[position] = draft.ops[runs[k]]
     for position in np.argsort(-draft.live, kind="stable").tolist():
         if draft.live[position] <= budget:
             return -1
-        if following[position] >= 0 and following[position] not in moments:
-            return following[position]
+        k = bisect_left(runs, position)
+        if k < len(runs) and draft.ops[runs[k]] not in moments:
+            return draft.ops[runs[k]]
     return -1
 
 

@@ -159,10 +159,6 @@ def recompute_seconds(step: StepGraph) -> tuple[float, ...]:
     weights = np.zeros(width)
     for number, bit in order.items():
         weights[bit] = step.ops[number].seconds
-    # The seconds of every possible byte of a bit set, at every place of a byte.
-    bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], 1, bitorder="little")
-    seconds = bits @ weights.reshape(-1, 8).T
-    places = np.arange(width // 8)
     cones: dict[int, int] = {}
     times: dict[int, float] = {}
     resident = set(step.resident)
@@ -174,7 +170,7 @@ def recompute_seconds(step: StepGraph) -> tuple[float, ...]:
                 cone |= cones.get(maker, 0)
         cones[number] = cone
         packed = np.frombuffer(cone.to_bytes(width // 8, "little"), dtype=np.uint8)
-        times[number] = float(seconds[packed, places].sum())
+        times[number] = float(np.unpackbits(packed, bitorder="little") @ weights)
     return tuple(
         0.0 if s.resident else times.get(step.remakers[s.id], float("inf"))
         for s in step.storages
