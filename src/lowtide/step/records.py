@@ -165,17 +165,9 @@ def step_of(data: Mapping[str, Any], *, path: str | Path = "") -> StepGraph:
         _check_rows(data.get(field), record, field, path)
     file = _converted(data, _StepFile, path)
     facts = _converted(data["facts"], _KnownFacts, path, "facts")
-    step = StepGraph(
-        ops=file.ops,
-        storages=file.storages,
-        outputs=file.outputs,
-        regions=tuple(Region(piece, phase) for piece, phase in file.regions),
-        alignment_bytes=file.alignment_bytes,
-        name=file.name,
-        device=file.device,
-        notes=file.notes,
-        facts=file.facts,
-    )
+    told: dict[str, Any] = {f.name: getattr(file, f.name) for f in fields(StepGraph)}
+    told["regions"] = tuple(Region(piece, phase) for piece, phase in file.regions)
+    step = StepGraph(**told)
     try:
         check_graph(step)
         _check_pieces(facts.pieces, len(step.ops))

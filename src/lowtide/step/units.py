@@ -100,7 +100,13 @@ def _text_to_bytes(budget: str, baseline_bytes: int | None) -> int:
     if amount > _LARGEST:
         raise BudgetFormatError(budget, "no machine has that many bytes")
     if unit == "%":
-        exact = _share(budget, amount, baseline_bytes)
+        if baseline_bytes is None:
+            raise BudgetFormatError(
+                budget,
+                "a percentage is a share of the baseline peak, which is not known here",
+                "Give a size in bytes, or profile the step first",
+            )
+        exact = amount * baseline_bytes / 100
     elif unit.lower() in _UNIT_BYTES:
         exact = amount * _UNIT_BYTES[unit.lower()]
     elif not unit and amount == int(amount) >= _LEAST_BARE:
@@ -121,16 +127,6 @@ def _text_to_bytes(budget: str, baseline_bytes: int | None) -> int:
     if num_bytes < 1:
         raise BudgetFormatError(budget, "it is less than one byte")
     return num_bytes
-
-
-def _share(budget: str, percent: Decimal, baseline_bytes: int | None) -> Decimal:
-    if baseline_bytes is None:
-        raise BudgetFormatError(
-            budget,
-            "a percentage is a share of the baseline peak, which is not known here",
-            "Give a size in bytes, or profile the step first",
-        )
-    return percent * baseline_bytes / 100
 
 
 def _about_float(budget: float) -> tuple[str, str]:

@@ -57,9 +57,9 @@ class Share:
     """
 
     name: str
-    num_ops: int
     count: int
     identical: bool
+    num_ops: int
     forward_seconds: float
     backward_seconds: float
     optimizer_seconds: float
