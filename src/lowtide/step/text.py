@@ -144,9 +144,9 @@ class _Reader:
             self.storage(n, b, kind, resident=False)
             for n, b in zip(names, nbytes, strict=True)
         )
+        facts |= {"reads": reads, "writes": writes, "signature": name}
         facts["phase"] = "backward" if self.has_turned else "forward"
-        given = {"reads": reads, "writes": writes, "signature": name, **facts}
-        self.ops.append(Op(len(self.ops), name, **given))
+        self.ops.append(Op(len(self.ops), name, **facts))
 
     def finish(self, name: str) -> StepGraph:
         regions: tuple[Region, ...] = (Region(0, "forward"),)
