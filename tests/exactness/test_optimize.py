@@ -24,7 +24,7 @@ from lowtide.errors import (
     UnsupportedTorchError,
     VerificationError,
 )
-from lowtide.step.units import format_seconds
+from lowtide.step.format import format_seconds
 
 
 class Net(nn.Module):

@@ -7,7 +7,6 @@ import pytest
 from lowtide.chains import Backward, Forward
 from lowtide.planners._chain import Chain, chain_of
 from lowtide.planners._chain.segments import (
-    Candidate,
     Choice,
     ladder,
     least_peak,
@@ -29,14 +28,14 @@ def names(step: StepGraph, storages: frozenset[int]) -> set[str]:
     return {step.storages[s].name for s in storages}
 
 
-def every_choice(length: int) -> list[Choice]:
+def every_choice(chain: Chain) -> list[Choice]:
     """All sets of cuts with all ways to save their segments."""
-    found = []
+    found, length = [], len(chain)
     for count in range(length - 1):
         for inner in combinations(range(1, length - 1), count):
             cuts = (0, *inner, length - 1)
             for saved in product((False, True), repeat=len(cuts) - 1):
-                found.append(Choice(cuts, saved))
+                found.append(Choice.of(chain, cuts, saved))
     return found
 
 
@@ -90,13 +89,13 @@ def test_uniform_chains_are_cut_evenly():
 @by_name
 def test_tables_agree_with_the_simulator(step):
     fine = chain_of(step, max_cuts=64)
-    for candidate in ladder(fine, levels=12):
-        kept = candidate.choice.kept(fine)
+    for choice in ladder(fine, levels=12):
+        kept = choice.kept()
         timeline = simulate(step, from_kept(step, kept))
         extra = timeline.seconds - step.baseline_seconds
-        assert extra == pytest.approx(candidate.seconds, rel=1e-6, abs=1e-12)
-        assert timeline.peak_bytes <= candidate.peak_bytes
-        assert timeline.peak_bytes >= 0.85 * candidate.peak_bytes
+        assert extra == pytest.approx(choice.seconds, rel=1e-6, abs=1e-12)
+        assert timeline.peak_bytes <= choice.peak_bytes
+        assert timeline.peak_bytes >= 0.85 * choice.peak_bytes
 
 
 @by_name
@@ -114,23 +113,22 @@ def small(step: StepGraph) -> Chain:
 @by_name
 def test_the_least_peak_is_that_of_all_choices(step):
     found = small(step)
-    peaks = [Candidate.of(found, c).peak_bytes for c in every_choice(len(found))]
-    assert Candidate.of(found, least_peak(found)).peak_bytes == min(peaks)
+    peaks = [c.peak_bytes for c in every_choice(found)]
+    assert least_peak(found).peak_bytes == min(peaks)
 
 
 @by_name
 def test_the_least_seconds_are_those_of_all_choices(step):
     found = small(step)
-    every = [Candidate.of(found, choice) for choice in every_choice(len(found))]
+    every = every_choice(found)
     lowest = min(c.peak_bytes for c in every)
     for share in (0.0, 0.2, 0.5, 0.8, 1.0):
         budget = int(lowest + share * (step.baseline_peak_bytes - lowest))
         chosen = least_seconds(found, budget)
         assert chosen is not None
-        got = Candidate.of(found, chosen)
-        assert got.peak_bytes <= budget
+        assert chosen.peak_bytes <= budget
         best = min(c.seconds for c in every if c.peak_bytes <= budget)
-        assert got.seconds == pytest.approx(best, rel=1e-9, abs=1e-15)
+        assert chosen.seconds == pytest.approx(best, rel=1e-9, abs=1e-15)
     assert least_seconds(found, lowest - 1) is None
 
 
@@ -143,7 +141,7 @@ def test_the_static_optimum_is_that_of_all_cuts(step):
         kept = sum(int(found.cut_bytes[span]) for span in spans)
         return kept + max(int(found.again_peak[span]) for span in spans)
 
-    every = {choice.cuts for choice in every_choice(len(found))}
+    every = {choice.cuts for choice in every_choice(found)}
     assert static_bytes(static_paths(found)[0]) == min(map(static_bytes, every))
 
 
@@ -162,16 +160,15 @@ def test_a_plain_chain_gives_the_published_optimum():
         )
         published[i] = sizes[i] + peak, (i, *published[j][1])
     peak, cuts = published[0]
-    again = Choice(cuts, (False,) * (len(cuts) - 1))
-    assert Candidate.of(found, again).peak_bytes == peak
-    assert Candidate.of(found, least_peak(found)).peak_bytes <= peak
+    again = Choice.of(found, cuts, [False] * (len(cuts) - 1))
+    assert again.peak_bytes == peak
+    assert least_peak(found).peak_bytes <= peak
 
 
 @pytest.mark.parametrize("step", CHAINS, ids=lambda step: step.name)
 def test_a_sequence_without_nesting_is_lowered_to_the_same_work(step):
     fine = chain_of(step, max_cuts=48)
-    for candidate in ladder(fine, levels=6):
-        choice = candidate.choice
+    for choice in ladder(fine, levels=6):
         stages = list(enumerate(choice.saved))
         moves: list[Forward | Backward] = [
             Forward(stage, "all" if saved else "input") for stage, saved in stages
@@ -180,7 +177,7 @@ def test_a_sequence_without_nesting_is_lowered_to_the_same_work(step):
             moves += [] if saved else [Forward(stage, "all")]
             moves.append(Backward(stage))
         lowered = _Lowering(fine.at(choice.cuts), holds=True).lower(moves)
-        kept = choice.kept(fine)
+        kept = choice.kept()
         assert sorted(lowered) == sorted(sequence_from_kept(step, kept))
         simulate(step, with_frees(step, lowered))
 
@@ -188,5 +185,5 @@ def test_a_sequence_without_nesting_is_lowered_to_the_same_work(step):
 @pytest.mark.parametrize("step", [*GRAPHS, *(random_dag(s, 20) for s in range(40))])
 def test_every_choice_is_valid_on_any_step(step):
     fine = chain_of(step, max_cuts=32)
-    for candidate in ladder(fine, levels=3):
-        simulate(step, from_kept(step, candidate.choice.kept(fine)))
+    for choice in ladder(fine, levels=3):
+        simulate(step, from_kept(step, choice.kept()))

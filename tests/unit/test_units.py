@@ -4,13 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lowtide.errors import BudgetFormatError, InvalidArgumentError, LowtideError
-from lowtide.step.units import (
-    format_bytes,
-    format_percent,
-    format_seconds,
-    to_bytes,
-    to_fraction,
-)
+from lowtide.step.format import format_bytes, format_percent, format_seconds
+from lowtide.step.units import to_bytes, to_fraction
 
 
 @pytest.mark.parametrize(

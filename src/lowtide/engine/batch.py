@@ -23,9 +23,10 @@ from lowtide.engine.meter import allocated_peak, preserved, timed
 from lowtide.engine.runtime import PlannedCall
 from lowtide.engine.training import Loss, arguments_of, training_step
 from lowtide.errors import BudgetTooSmallError, InvalidArgumentError
+from lowtide.step.format import format_bytes
 from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan
-from lowtide.step.units import format_bytes, to_bytes
+from lowtide.step.units import to_bytes
 
 log = logging.getLogger("lowtide.batch")
 

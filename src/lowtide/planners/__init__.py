@@ -67,12 +67,10 @@ def load(name: str) -> Planner:
             "no planner has this name" + (f"; {close[0]!r} is close" if close else ""),
             f"Use one of: {', '.join(available())}",
         )
-    function: PlanFunction
     if name in (m.name for m in pkgutil.iter_modules(__path__)):
-        function = import_module(f"lowtide.planners.{name}").plan
-    else:
-        found = entry_points(group="lowtide.planners", name=name)
-        function = next(iter(found)).load()
+        module = import_module(f"lowtide.planners.{name}")
+        return Planner(name, module.plan, inspect.getdoc(module) or "")
+    function = next(iter(entry_points(group="lowtide.planners", name=name))).load()
     return Planner(name, function, inspect.getdoc(inspect.getmodule(function)) or "")
 
 

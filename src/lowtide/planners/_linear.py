@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,15 +37,6 @@ class Program:
         self.cost.append(cost)
         self.integral.append(integral)
         return len(self.lower) - 1
-
-    def columns(self, cost: Sequence[float]) -> int:
-        """Number of the first of several new columns between 0 and 1."""
-        first = len(self.lower)
-        self.lower.extend([0.0] * len(cost))
-        self.upper.extend([1.0] * len(cost))
-        self.cost.extend(cost)
-        self.integral.extend([False] * len(cost))
-        return first
 
     def row(self, lower: float, upper: float, terms: Mapping[int, float]) -> None:
         """Add lower <= sum of terms <= upper."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from lowtide.planners._memory import recall
 from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan
 from lowtide.step.schedule import plan_or_raise, with_frees
@@ -49,3 +50,31 @@ def best_plan(
         chosen = fastest_within(tried, budget_bytes)
     schedule = with_frees(step, (chosen or lowest(tried)).sequence)
     return plan_or_raise(step, schedule, planner=planner, budget_bytes=budget_bytes)
+
+
+def planner_of(
+    name: str, sequences: Callable[[StepGraph], Iterable[Sequence[int]]]
+) -> Callable[..., Plan]:
+    """The `plan` of a planner that tries the same sequences whatever the budget.
+
+    Running everything once is always among them. They are simulated once per step, and
+    a larger budget never gives a slower plan.
+    """
+
+    def plan(
+        step: StepGraph, budget_bytes: int | None = None, *, time_limit: float = 10.0
+    ) -> Plan:
+        """The fastest sequence that fits; without a budget, that of least peak."""
+        del time_limit
+
+        def simulated() -> list[Tried]:
+            distinct = dict.fromkeys(map(tuple, (step.baseline, *sequences(step))))
+            return [Tried.of(step, sequence) for sequence in distinct]
+
+        if budget_bytes is not None and step.baseline_peak_bytes <= budget_bytes:
+            tried = [Tried.of(step, step.baseline)]
+        else:
+            tried = recall(step, name, simulated)
+        return best_plan(step, tried, planner=name, budget_bytes=budget_bytes)
+
+    return plan

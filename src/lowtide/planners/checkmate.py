@@ -47,10 +47,10 @@ from lowtide.planners import dtr, feng, mu_two
 from lowtide.planners._checkmate.model import Model
 from lowtide.planners._checkmate.stages import Stages, carried_by, sequence_carrying
 from lowtide.planners._linear import Answer, load_highs, solve
-from lowtide.planners._tried import Tried, fastest_within, lowest
+from lowtide.planners._tried import Tried, best_plan, fastest_within, lowest
 from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan, Proof
-from lowtide.step.schedule import make_plan, plan_or_raise, with_frees
+from lowtide.step.schedule import make_plan, with_frees
 
 # Choices (columns for what is carried and what runs again) that each form can take, for
 # each second of the time limit: which form is used must not depend on the machine.
@@ -74,9 +74,9 @@ def plan(
         if limit_bytes is None:
             limit_bytes = reached.peak_bytes
         elif reached.peak_bytes > limit_bytes:
-            schedule = with_frees(step, reached.sequence)
-            return plan_or_raise(
-                step, schedule, planner="checkmate", budget_bytes=budget_bytes
+            # Not even that fits: this raises the error that says so.
+            return best_plan(
+                step, [reached], planner="checkmate", budget_bytes=budget_bytes
             )
     best, proof = search.fastest(limit_bytes)
     return make_plan(

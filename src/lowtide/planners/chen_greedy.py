@@ -22,19 +22,11 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from lowtide.planners._chain import Chain, chain_of
-from lowtide.planners._chain.segments import num_levels, plan_of_sequences, sequences_at
+from lowtide.planners._chain.segments import num_levels, sequences_at
+from lowtide.planners._tried import planner_of
 from lowtide.step.graph import StepGraph
-from lowtide.step.plan import Plan
 
 _NUM_BOUNDS = 12
-
-
-def plan(
-    step: StepGraph, budget_bytes: int | None = None, *, time_limit: float = 10.0
-) -> Plan:
-    """The fastest plan of a greedy walk that fits, or that of least peak."""
-    del time_limit
-    return plan_of_sequences(step, _sequences, "chen_greedy", budget_bytes)
 
 
 def _sequences(step: StepGraph) -> Iterator[list[int]]:
@@ -63,3 +55,6 @@ def _greedy(chain: Chain, bound_bytes: int) -> tuple[int, ...]:
         if chain.saved_bytes[cuts[-1], cut] > bound_bytes:
             cuts.append(cut)
     return (*cuts, len(chain) - 1) if len(chain) > 1 else tuple(cuts)
+
+
+plan = planner_of("chen_greedy", _sequences)

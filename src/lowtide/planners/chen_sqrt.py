@@ -19,22 +19,17 @@ from collections.abc import Iterator
 
 from lowtide.chains import sqrt_n
 from lowtide.planners._chain import chain_of
-from lowtide.planners._chain.segments import num_levels, plan_of_sequences, sequences_at
+from lowtide.planners._chain.segments import num_levels, sequences_at
+from lowtide.planners._tried import planner_of
 from lowtide.step.graph import StepGraph
-from lowtide.step.plan import Plan
 
 _GRAINS = (192, 64, 24)
-
-
-def plan(
-    step: StepGraph, budget_bytes: int | None = None, *, time_limit: float = 10.0
-) -> Plan:
-    """The fastest plan with equally spaced cuts that fits, or that of least peak."""
-    del time_limit
-    return plan_of_sequences(step, _sequences, "chen_sqrt", budget_bytes)
 
 
 def _sequences(step: StepGraph) -> Iterator[list[int]]:
     chains = [chain_of(step, max_cuts=max_cuts) for max_cuts in _GRAINS]
     even = [chain.at(sqrt_n([1] * len(chain)).kept) for chain in chains]
     return sequences_at(even, num_levels(step))
+
+
+plan = planner_of("chen_sqrt", _sequences)

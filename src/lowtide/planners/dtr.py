@@ -30,7 +30,7 @@ Complexity: each eviction looks at every storage alive: O(evictions * alive stor
 run that needs more than five times the baseline's ops or seconds counts as thrashing
 and fails.
 
-Loses by not looking ahead: it evicts what is needed next as gladly as what is needed
+Loses by not looking ahead: it evicts what is needed next as readily as what is needed
 last, and near its floor recomputes the same storages many times.
 """
 
@@ -41,6 +41,7 @@ from collections import defaultdict
 from lowtide.planners._tried import Tried, best_plan
 from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan
+from lowtide.step.simulate import pieces_along
 
 _THRASHING = 5  # times the ops or the seconds of the baseline
 _PROBES = 16
@@ -114,14 +115,13 @@ class _Facts:
                         self.children[r].append(s)
         self.last_use = [-1] * count
         readers: list[set[int]] = [set() for _ in range(count)]
+        pieces = pieces_along(step, step.baseline)
         for position, number in enumerate(step.baseline):
             op = step.ops[number]
             for s in (*op.reads, *op.writes):
                 self.last_use[s] = position
-            # What an op that opens a region reads is made in the region before.
-            piece = step.regions[op.opens - 1].piece if op.opens > 0 else op.piece
             for s in op.reads:
-                readers[s].add(piece)
+                readers[s].add(pieces[position])
         for s, children in enumerate(self.children):
             readers[s].update(step.ops[self.remaker[c]].piece for c in children)
         # Only ops of one piece can run at a time: what another piece reads is held.

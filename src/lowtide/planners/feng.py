@@ -40,14 +40,14 @@ stretch is best recomputed in nested parts.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from lowtide.planners._feng.cover import Covering
 from lowtide.planners._feng.division import divide
 from lowtide.planners._feng.vertices import forward_vertices
-from lowtide.planners._memory import recall
-from lowtide.planners._tried import Tried, best_plan
+from lowtide.planners._tried import planner_of
 from lowtide.step.graph import StepGraph
-from lowtide.step.plan import Plan
-from lowtide.step.schedule import saved_by_baseline, sequence_from_kept
+from lowtide.step.schedule import sequence_from_kept
 
 _MOST_COVERS = 160
 _FEWEST_COVERS = 16
@@ -55,25 +55,16 @@ _FEWEST_COVERS = 16
 _MOST_OPS = 1_600_000
 
 
-def plan(
-    step: StepGraph, budget_bytes: int | None = None, *, time_limit: float = 10.0
-) -> Plan:
-    """The fastest plan of the family that fits, or the one with the lowest peak."""
-    del time_limit
-    # The covers do not depend on the budget.
-    tried = recall(step, "feng", lambda: _simulated(step))
-    return best_plan(step, tried, planner="feng", budget_bytes=budget_bytes)
-
-
-def _simulated(step: StepGraph) -> list[Tried]:
-    """What the covers become as sequences, one for each distinct kept set."""
+def _sequences(step: StepGraph) -> Iterator[list[int]]:
+    """What the covers become, one sequence for each distinct kept set."""
     if step.turn < 0:
-        return [Tried.of(step, step.baseline)]
+        return
     graph = forward_vertices(step)
     tree = divide(graph.edges, graph.inner_bytes)
     most = max(_FEWEST_COVERS, min(_MOST_COVERS, _MOST_OPS // len(step.ops)))
-    # Keeping everything is the cover for no stretch at all.
-    kept = dict.fromkeys([saved_by_baseline(step)])
     for cover in Covering(tree, graph.kept_bytes).distinct(most):
-        kept[tuple(sorted(s for v in cover.vertices for s in graph.storages[v]))] = None
-    return [Tried.of(step, sequence_from_kept(step, storages)) for storages in kept]
+        kept = {s for v in cover.vertices for s in graph.storages[v]}
+        yield sequence_from_kept(step, kept)
+
+
+plan = planner_of("feng", _sequences)

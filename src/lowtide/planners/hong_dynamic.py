@@ -25,20 +25,14 @@ from lowtide.planners._chain.segments import (
     kept_sequences,
     ladder,
     num_levels,
-    plan_of_sequences,
     rich_chain,
 )
+from lowtide.planners._tried import planner_of
 from lowtide.step.graph import StepGraph
-from lowtide.step.plan import Plan
-
-
-def plan(
-    step: StepGraph, budget_bytes: int | None = None, *, time_limit: float = 10.0
-) -> Plan:
-    """The fastest plan of saved and rerun segments that fits, or that of least peak."""
-    del time_limit
-    return plan_of_sequences(step, _sequences, "hong_dynamic", budget_bytes)
 
 
 def _sequences(step: StepGraph) -> Iterator[list[int]]:
     return kept_sequences(ladder(rich_chain(step), levels=num_levels(step)))
+
+
+plan = planner_of("hong_dynamic", _sequences)

@@ -26,20 +26,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from lowtide.planners._chain import Chain, chain_of
-from lowtide.planners._chain.segments import num_levels, plan_of_sequences, sequences_at
+from lowtide.planners._chain.segments import num_levels, sequences_at
 from lowtide.planners._lifetimes import Bytes
+from lowtide.planners._tried import planner_of
 from lowtide.step.graph import StepGraph
-from lowtide.step.plan import Plan
 
 _MAX_PATHS = 64
-
-
-def plan(
-    step: StepGraph, budget_bytes: int | None = None, *, time_limit: float = 10.0
-) -> Plan:
-    """The fastest plan on a static-optimal path that fits, or that of least peak."""
-    del time_limit
-    return plan_of_sequences(step, _sequences, "hong_static", budget_bytes)
 
 
 def _sequences(step: StepGraph) -> Iterator[list[int]]:
@@ -104,3 +96,6 @@ def _shortest(chain: Chain, bound_bytes: int) -> tuple[int, tuple[int, ...]]:
     while cuts[-1]:
         cuts.append(previous[cuts[-1]])
     return int(kept[-1]), tuple(reversed(cuts))
+
+
+plan = planner_of("hong_static", _sequences)

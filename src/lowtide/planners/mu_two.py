@@ -48,11 +48,11 @@ from itertools import takewhile
 import numpy as np
 
 from lowtide.planners._lifetimes import Lifetimes
-from lowtide.planners._tried import Tried
+from lowtide.planners._tried import Tried, best_plan
 from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan
 from lowtide.step.remake import missing_cone
-from lowtide.step.schedule import plan_or_raise, walk_baseline, with_frees
+from lowtide.step.schedule import walk_baseline
 
 # Up to this many choices are simulated one by one; of more, evenly spaced ones, and
 # then those around the best.
@@ -74,12 +74,8 @@ def plan(
         # fits, the choices it holds back are looked at too.
         chosen = _first_that_fits(promising, budget_bytes)
         chosen = chosen or _first_that_fits(choices, budget_bytes)
-    return plan_or_raise(
-        step,
-        with_frees(step, (chosen or _lowest(choices)).tried.sequence),
-        planner="mu_two",
-        budget_bytes=budget_bytes,
-    )
+    tried = [(chosen or _lowest(choices)).tried]
+    return best_plan(step, tried, planner="mu_two", budget_bytes=budget_bytes)
 
 
 def _spaced(choices: Sequence[_Choice]) -> tuple[int, Iterator[int]]:

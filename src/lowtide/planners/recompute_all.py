@@ -5,8 +5,8 @@ Idea: nothing is kept over the turn but what may not be made again (random draws
 a replay, values read from state that has changed). Every backward op makes what it
 misses just before it runs, and what was made lives to its last use.
 
-Reference: none; torch's partitioner does the like at an activation memory budget of 0,
-where it saves nothing but the inputs of its graph.
+Reference: none; torch's partitioner does much the same at an activation memory budget
+of 0, where it saves nothing but the inputs of its graph.
 Complexity: linear in the ops it runs.
 Loses on peak more often than not: the first backward op may need most of the forward,
 which then lives again. It bounds the saved bytes, not the peak, and shows why the two

@@ -26,15 +26,14 @@ from lowtide import chains
 from lowtide.chains import Backward, Forward, RotorStep, Stage, StageOption
 from lowtide.planners._chain import Chain, chain_of
 from lowtide.planners._chain.segments import (
-    Candidate,
+    Choice,
     ladder,
     num_levels,
-    plan_of_sequences,
     rich_chain,
 )
 from lowtide.planners._lifetimes import backward_bytes
+from lowtide.planners._tried import planner_of
 from lowtide.step.graph import StepGraph
-from lowtide.step.plan import Plan
 from lowtide.step.remake import missing_cone
 from lowtide.step.schedule import sequence_from_kept
 from lowtide.step.simulate import home_regions
@@ -44,21 +43,13 @@ _NUM_CHAINS = 4
 _SLOTS = 150
 
 
-def plan(
-    step: StepGraph, budget_bytes: int | None = None, *, time_limit: float = 10.0
-) -> Plan:
-    """The fastest plan of whole stages that fits, or that of least peak."""
-    del time_limit
-    return plan_of_sequences(step, _sequences, "rotor", budget_bytes)
-
-
 def _sequences(step: StepGraph) -> Iterator[list[int]]:
     """Op sequences to try, whatever the budget."""
     if step.turn < 0:
         return
     fine = rich_chain(step)
     flat = ladder(fine, levels=num_levels(step))
-    yield from (sequence_from_kept(step, c.choice.kept(fine)) for c in flat)
+    yield from (sequence_from_kept(step, c.kept()) for c in flat)
     for chain, limits in _limits(step, fine, flat):
         base = int(backward_bytes(chain.lifetimes).lasting.min())
         stages = _stages(chain, base)
@@ -70,17 +61,17 @@ def _sequences(step: StepGraph) -> Iterator[list[int]]:
 
 
 def _limits(
-    step: StepGraph, fine: Chain, flat: Sequence[Candidate]
+    step: StepGraph, fine: Chain, flat: Sequence[Choice]
 ) -> Iterator[tuple[Chain, list[int]]]:
     """Chains of stages, each with the limits it suits.
 
     For most budgets the stages are the segments of the best plan without nesting: short
     where bytes are large, long where they do not matter. Others are of even length.
     """
-    short = [c for c in flat if 2 < len(c.choice.cuts) <= _MAX_CUTS]
-    for candidate in short[:: max(1, len(short) // _NUM_CHAINS)]:
-        limits = [candidate.peak_bytes * p // 100 for p in (96, 104)]
-        yield fine.at(candidate.choice.cuts), limits
+    short = [c for c in flat if 2 < len(c.cuts) <= _MAX_CUTS]
+    for choice in short[:: max(1, len(short) // _NUM_CHAINS)]:
+        limits = [choice.peak_bytes * p // 100 for p in (96, 104)]
+        yield fine.at(choice.cuts), limits
     low, high = flat[0].peak_bytes * 3 // 4, step.baseline_peak_bytes
     levels = max(4, num_levels(step) // 3)
     limits = [low + (high - low) * k // levels for k in range(levels)]
@@ -201,3 +192,6 @@ class _Lowering:
         self.ops.extend(cone)
         for number in cone:
             self.alive.update(self.step.ops[number].writes)
+
+
+plan = planner_of("rotor", _sequences)

@@ -146,8 +146,8 @@ def write_whole(path: str | Path, content: str | bytes, *, force: bool = False) 
     except UnicodeEncodeError as error:
         raise OutputError(
             str(target),
-            f"a name in it holds {error.object[error.start]!a}, half of a character",
-            "Rename what is called so",
+            f"a name has {error.object[error.start]!a}, half of a surrogate pair",
+            "Give it a name without that character",
         ) from error
     except (OSError, ValueError) as error:
         raise OutputError(
@@ -180,7 +180,7 @@ def _write_through(target: Path, data: bytes) -> None:
 
 
 def _at_once(path: str, flags: int) -> int:
-    """Open without waiting for somebody at the other end of a pipe."""
+    """Open without waiting for a process at the other end of a pipe."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)
 
 

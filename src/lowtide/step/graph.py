@@ -28,7 +28,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from lowtide.step.fields import (
     MOST_BYTES,
@@ -49,23 +49,15 @@ if TYPE_CHECKING:
 Kind = Literal[
     "parameter",
     "buffer",
-    "input",
-    "activation",
-    "gradient",
     "optimizer_state",
+    "input",
+    "gradient",
+    "activation",
     "temporary",
 ]
 Phase = Literal["forward", "backward", "optimizer"]
 
-KINDS: tuple[Kind, ...] = (
-    "parameter",
-    "buffer",
-    "optimizer_state",
-    "input",
-    "gradient",
-    "activation",
-    "temporary",
-)
+KINDS: tuple[Kind, ...] = get_args(Kind)
 # Between the names, and the targets, of ops that are folded into one.
 FOLDED = " + "
 
@@ -281,9 +273,7 @@ class StepGraph:
 
     def by_kind(self) -> dict[str, int]:
         """Bytes at the baseline's peak by kind."""
-        from lowtide.step.analysis import by_kind
-
-        return by_kind(self)
+        return self.at_peak().by_kind()
 
     def by_module(self, depth: int = 2) -> tuple[Share, ...]:
         """Time and bytes by module, repeated layers collapsed."""
@@ -409,7 +399,7 @@ def check_graph(step: StepGraph) -> None:
         if op.standby and not all(made[s] for s in (*op.reads, *op.writes)):
             raise ValueError(f"op {op.name} names a storage that no other op makes")
     if len(set(step.outputs)) < len(step.outputs):
-        raise ValueError("an output storage stands there twice")
+        raise ValueError("an output storage is listed twice")
     for s in step.outputs:
         if not (0 <= s < count and made[s]):
             raise ValueError(f"output storage {s} is never made")

@@ -192,23 +192,19 @@ def with_short_names(step: StepGraph) -> StepGraph:
     """
     short = replace(
         step,
-        ops=tuple(_with_short_names(op, _OP_NAMES) for op in step.ops),
-        storages=tuple(_with_short_names(s, ("name",)) for s in step.storages),
+        ops=tuple(_short(op, "name", "target", "module", "source") for op in step.ops),
+        storages=tuple(_short(s, "name") for s in step.storages),
         notes=tuple(shortened(note, LONGEST_NOTE) for note in step.notes),
     )
     # The step itself, if it can be: it knows its peaks already.
     return step if short == step else short
 
 
-_OP_NAMES = ("name", "target", "module", "source")
 Named = TypeVar("Named", Op, Storage)
 
 
-def _with_short_names(record: Named, names: Sequence[str]) -> Named:
-    long = [name for name in names if len(getattr(record, name)) > LONGEST_NAME]
-    if not long:
-        return record
-    return replace(record, **{name: shortened(getattr(record, name)) for name in long})
+def _short(record: Named, *names: str) -> Named:
+    return replace(record, **{name: shortened(getattr(record, name)) for name in names})
 
 
 def printable(text: str, keep: str = "") -> str:

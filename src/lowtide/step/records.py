@@ -113,11 +113,15 @@ def load_data(path: str | Path) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) < len(pairs):
             key, _ = Counter(key for key, _ in pairs).most_common(1)[0]
-            raise StepFormatError("it stands there twice", path=path, field=key)
+            raise StepFormatError(
+                "it appears twice in one object", path=path, field=key
+            )
         return found
 
     def refuse(word: str) -> NoReturn:
-        raise StepFormatError(f"it holds {word}, which is no number", path=path)
+        raise StepFormatError(
+            f"it holds {word}, which is not a number in JSON", path=path
+        )
 
     raw = read_whole(path)
     try:
@@ -125,7 +129,7 @@ def load_data(path: str | Path) -> dict[str, Any]:
     except StepFormatError:
         raise
     except RecursionError as error:
-        raise StepFormatError("lists within lists without end", path=path) from error
+        raise StepFormatError("its lists are nested too deeply", path=path) from error
     except ValueError as error:
         raise StepFormatError(f"it is not JSON: {error}", path=path) from error
     if not isinstance(data, dict):
@@ -161,17 +165,9 @@ def step_of(data: Mapping[str, Any], *, path: str | Path = "") -> StepGraph:
         _check_rows(data.get(field), record, field, path)
     file = _converted(data, _StepFile, path)
     facts = _converted(data["facts"], _KnownFacts, path, "facts")
-    step = StepGraph(
-        ops=file.ops,
-        storages=file.storages,
-        outputs=file.outputs,
-        regions=tuple(Region(piece, phase) for piece, phase in file.regions),
-        alignment_bytes=file.alignment_bytes,
-        name=file.name,
-        device=file.device,
-        notes=file.notes,
-        facts=file.facts,
-    )
+    told: dict[str, Any] = {f.name: getattr(file, f.name) for f in fields(StepGraph)}
+    told["regions"] = tuple(Region(piece, phase) for piece, phase in file.regions)
+    step = StepGraph(**told)
     try:
         check_graph(step)
         _check_pieces(facts.pieces, len(step.ops))
@@ -299,12 +295,12 @@ def _converted(
     try:
         return msgspec.convert(dict(data), record)
     except UnicodeEncodeError as error:
-        reason = f"{error.object!a:.60} as a key, where half a character is no text"
+        reason = f"{error.object!a:.60} as a key, which has half of a surrogate pair"
         raise StepFormatError(reason, path=path, field=inside) from error
     except msgspec.ValidationError as error:
         reason, _, place = str(error).partition(" - at ")
         if "regex" in reason:
-            reason = "half of a character is no text"
+            reason = "the text has half of a surrogate pair"
         place = place.strip("`").removeprefix("$").removeprefix(".")
         where = ".".join(part for part in (inside, place) if part)
         reason = reason[:1].lower() + reason[1:] + _value_at(data, place)

@@ -60,6 +60,17 @@ def remaking(
     return found
 
 
+def makers_in(step: StepGraph, piece: int) -> Callable[[int], int]:
+    """What makes a storage again while only ops of one piece can run."""
+    ops, remakers = step.ops, step.remakers
+
+    def maker_of(storage: int) -> int:
+        maker = remakers[storage]
+        return maker if maker >= 0 and ops[maker].piece == piece else -1
+
+    return maker_of
+
+
 def missing_cone(
     step: StepGraph, needed: Iterable[int], alive: Collection[int]
 ) -> list[int]:

@@ -9,7 +9,7 @@ the second into a schedule by freeing every storage after its last use.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from lowtide.errors import BudgetTooSmallError, PlanMismatchError, StepFormatError
@@ -17,7 +17,7 @@ from lowtide.step.format import format_bytes
 from lowtide.step.graph import StepGraph
 from lowtide.step.names import KIND_NAMES, shortened, titles
 from lowtide.step.plan import Free, Item, Plan, Proof, Run, Schedule
-from lowtide.step.remake import missing_cone, remaking
+from lowtide.step.remake import makers_in, missing_cone, remaking
 from lowtide.step.simulate import simulate
 from lowtide.step.walk import Walk, walk
 
@@ -94,17 +94,7 @@ def must_keep(step: StepGraph) -> frozenset[int]:
 
 def saved_by_baseline(step: StepGraph) -> tuple[int, ...]:
     """Storages that cross from forward to backward when everything is kept."""
-    if step.turn < 0:
-        return ()
-    made: set[int] = set()
-    for number in step.baseline:
-        if number == step.turn:
-            break
-        made.update(step.ops[number].writes)
-    made.difference_update(step.resident)
-    after = step.baseline[step.baseline.index(step.turn) + 1 :]
-    read = {s for number in after for s in step.ops[number].reads}
-    return tuple(sorted(made & read))
+    return crossing(step, step.baseline)
 
 
 def from_kept(step: StepGraph, kept: Collection[int]) -> Schedule:
@@ -151,7 +141,7 @@ def _irreplaceable(step: StepGraph, kept: Collection[int]) -> set[int]:
     for number in step.baseline:
         op = step.ops[number]
         if turned:
-            maker_of = _makers_in(step, op.piece)
+            maker_of = makers_in(step, op.piece)
             walk = remaking(step, op.reads, alive, maker_of=maker_of, visited=visited)
             missing |= walk.lost
             alive.update(op.writes)
@@ -159,17 +149,6 @@ def _irreplaceable(step: StepGraph, kept: Collection[int]) -> set[int]:
             turned = True
             alive.update(op.writes)
     return missing
-
-
-def _makers_in(step: StepGraph, piece: int) -> Callable[[int], int]:
-    """What makes a storage again while only ops of one piece can run."""
-    ops, remakers = step.ops, step.remakers
-
-    def maker_of(storage: int) -> int:
-        maker = remakers[storage]
-        return maker if maker >= 0 and ops[maker].piece == piece else -1
-
-    return maker_of
 
 
 def crossing(step: StepGraph, sequence: Sequence[int]) -> tuple[int, ...]:

@@ -187,6 +187,18 @@ class _Walk:
             )
 
 
+def pieces_along(step: StepGraph, sequence: Sequence[int]) -> list[int]:
+    """For each position, the piece whose ops may be inserted before it.
+
+    One more stands at the end, for what may follow the sequence.
+    """
+    pieces = [step.regions[0].piece]
+    for number in sequence:
+        opened = step.ops[number].opens
+        pieces.append(step.regions[opened].piece if opened >= 0 else pieces[-1])
+    return pieces
+
+
 def home_regions(step: StepGraph) -> list[int]:
     """For each op, the region in which the baseline runs it."""
     region = 0

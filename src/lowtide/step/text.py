@@ -22,6 +22,7 @@ made again on a `standby` line is the same storage. `#` starts a comment.
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from lowtide.errors import StepFormatError
 from lowtide.step.graph import KINDS, Kind, Op, Region, StepGraph, Storage, check_graph
@@ -100,35 +101,13 @@ class _Reader:
         else:
             raise ValueError("expected `names = op(names) N bytes T s`")
 
-    def writes(self, names: list[str], sizes: list[int]) -> tuple[int, ...]:
-        if len(names) != len(sizes):
-            raise ValueError(f"{len(names)} names but {len(sizes)} sizes")
-        kind: Kind = "gradient" if self.has_turned else "activation"
-        return tuple(
-            self.storage(n, b, kind, resident=False)
-            for n, b in zip(names, sizes, strict=True)
-        )
-
     def turn(self, found: re.Match[str]) -> None:
         reads = self.reads(found["in"])
         self.has_turned = True
         cost = _COST.match(found["rest"] or " bytes")
-        sizes = [int(b) for b in (cost["bytes"] if cost else "").split()]
-        writes = self.writes(_split(found["out"] or ""), sizes)
-        self.ops.append(
-            Op(
-                id=len(self.ops),
-                name="turn",
-                target="lowtide::turn",
-                reads=reads,
-                writes=writes,
-                phase="backward",
-                piece=-1,
-                once="runs outside",
-                opens=1,
-                signature="turn",
-            )
-        )
+        sizes = cost["bytes"] if cost else ""
+        facts = {"target": "lowtide::turn", "piece": -1, "once": "runs outside"}
+        self.add("turn", reads, found["out"] or "", sizes, opens=1, **facts)
 
     def op(self, found: re.Match[str]) -> None:
         cost = _COST.match(found["rest"])
@@ -143,26 +122,34 @@ class _Reader:
         unknown = [f for f in flags if f not in _ONCE and f != "standby"]
         if unknown:
             raise ValueError(f"unknown flag {unknown[0]!r}")
-        reads = self.reads(found["in"])
-        writes = self.writes(
-            _split(found["out"]), [int(b) for b in cost["bytes"].split()]
+        self.add(
+            found["op"],
+            self.reads(found["in"]),
+            found["out"],
+            cost["bytes"],
+            target=found["op"],
+            seconds=float(cost["seconds"] or 0),
+            scratch_bytes=int(words["scratch"]),
+            over=self.ids[words["over"]] if words["over"] else -1,
+            once=next((_ONCE[f] for f in flags if f in _ONCE), ""),
+            standby="standby" in flags,
         )
-        self.ops.append(
-            Op(
-                id=len(self.ops),
-                name=found["op"],
-                target=found["op"],
-                reads=reads,
-                writes=writes,
-                seconds=float(cost["seconds"] or 0),
-                scratch_bytes=int(words["scratch"]),
-                phase="backward" if self.has_turned else "forward",
-                once=next((_ONCE[f] for f in flags if f in _ONCE), ""),
-                standby="standby" in flags,
-                signature=found["op"],
-                over=self.ids[words["over"]] if words["over"] else -1,
-            )
+
+    def add(
+        self, name: str, reads: tuple[int, ...], out: str, sizes: str, **facts: Any
+    ) -> None:
+        """Note an op that makes the storages named in `out`."""
+        names, nbytes = _split(out), [int(b) for b in sizes.split()]
+        if len(names) != len(nbytes):
+            raise ValueError(f"{len(names)} names but {len(nbytes)} sizes")
+        kind: Kind = "gradient" if self.has_turned else "activation"
+        writes = tuple(
+            self.storage(n, b, kind, resident=False)
+            for n, b in zip(names, nbytes, strict=True)
         )
+        facts |= {"reads": reads, "writes": writes, "signature": name}
+        facts["phase"] = "backward" if self.has_turned else "forward"
+        self.ops.append(Op(len(self.ops), name, **facts))
 
     def finish(self, name: str) -> StepGraph:
         regions: tuple[Region, ...] = (Region(0, "forward"),)

@@ -7,16 +7,6 @@ import re
 from decimal import Decimal
 
 from lowtide.errors import BudgetFormatError, InvalidArgumentError
-from lowtide.step.format import format_bytes, format_percent, format_seconds
-
-__all__ = [
-    "Budget",
-    "format_bytes",
-    "format_percent",
-    "format_seconds",
-    "to_bytes",
-    "to_fraction",
-]
 
 Budget = str | int
 """`"6 GiB"`, `"6G"`, `"6GB"`, a number of bytes, or `"60%"` of the unplanned peak."""
@@ -110,7 +100,13 @@ def _text_to_bytes(budget: str, baseline_bytes: int | None) -> int:
     if amount > _LARGEST:
         raise BudgetFormatError(budget, "no machine has that many bytes")
     if unit == "%":
-        exact = _share(budget, amount, baseline_bytes)
+        if baseline_bytes is None:
+            raise BudgetFormatError(
+                budget,
+                "a percentage is a share of the baseline peak, which is not known here",
+                "Give a size in bytes, or profile the step first",
+            )
+        exact = amount * baseline_bytes / 100
     elif unit.lower() in _UNIT_BYTES:
         exact = amount * _UNIT_BYTES[unit.lower()]
     elif not unit and amount == int(amount) >= _LEAST_BARE:
@@ -131,16 +127,6 @@ def _text_to_bytes(budget: str, baseline_bytes: int | None) -> int:
     if num_bytes < 1:
         raise BudgetFormatError(budget, "it is less than one byte")
     return num_bytes
-
-
-def _share(budget: str, percent: Decimal, baseline_bytes: int | None) -> Decimal:
-    if baseline_bytes is None:
-        raise BudgetFormatError(
-            budget,
-            "a percentage is a share of the baseline peak, which is not known here",
-            "Give a size in bytes, or profile the step first",
-        )
-    return percent * baseline_bytes / 100
 
 
 def _about_float(budget: float) -> tuple[str, str]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from lowtide.step.graph import KINDS, Phase, StepGraph
 from lowtide.step.plan import Item, Run, Schedule
@@ -29,8 +30,8 @@ class OpRun:
     again: bool
     begin_seconds: float
     end_seconds: float
-    before_bytes: int
     live_bytes: int
+    before_bytes: int
     after_bytes: int
 
 
@@ -106,11 +107,16 @@ class Walk:
         return sum(run.again for run in self.runs)
 
     def alive_at(self, run: int) -> dict[int, bool]:
-        """The storages alive during a run, and whether each was made again."""
+        """The storages alive during a run, and whether each was made again.
+
+        One that the run writes its result over is counted as the result.
+        """
         found = dict.fromkeys(self.step.resident, False)
+        over = self.step.ops[self.runs[run].op].over if self.runs else -1
         for storage, stretches in self.stretches.items():
             for stretch in stretches:
-                if stretch.first <= run <= stretch.last:
+                last = stretch.last - (storage == over)
+                if stretch.first <= run <= last:
                     found[storage] = stretch.again
         return found
 
@@ -138,16 +144,15 @@ class _Tally:
         self.step = step
         self.lasting = frozenset(step.outputs).union(step.resident)
         self.now: dict[str, int] = dict.fromkeys((*KINDS, "recomputed"), 0)
-        self.during: dict[str, list[int]] = {kind: [] for kind in self.now}
-        self.after: dict[str, list[int]] = {kind: [] for kind in self.now}
+        # Before each run and during it, `now`.
+        self.before: list[dict[str, int]] = []
+        self.during: list[dict[str, int]] = []
         self.label: dict[int, str] = {}  # of what is alive
         self.since: dict[int, int] = {}
         self.stretches: dict[int, list[Stretch]] = {}
-        self.runs: list[tuple[int, bool, float, float, int, int]] = []
-        self.after_bytes: list[int] = []
+        self.runs: list[tuple[int, bool, float, float, int]] = []
         self.ran: set[int] = set()
         self.seconds = 0.0
-        self.live = step.resident_bytes
         self.activations = 0
         self.activation_peak = 0
         for s in step.resident:
@@ -155,9 +160,8 @@ class _Tally:
             self.now[self.label[s]] += step.sizes[s]
 
     def run(self, number: int, live_bytes: int) -> None:
-        self._close_run()
         step, op = self.step, self.step.ops[number]
-        before = self.live
+        self.before.append(dict(self.now))
         copies = 0
         activation_copies = 0
         for s in op.writes:
@@ -172,27 +176,25 @@ class _Tally:
             self.label[s] = "recomputed" if again else kind
             self.now[self.label[s]] += size
             self.since[s] = len(self.runs)
-            self.live += size
             self.activations += size if s not in self.lasting else 0
         passing = op.scratch_bytes + copies
         # What the result was written over counts as the result.
-        written_over = self.live + passing - live_bytes
+        written_over = sum(self.now.values()) + passing - live_bytes
         self.activation_peak = max(
             self.activation_peak, self.activations + activation_copies - written_over
         )
-        for kind, column in self.during.items():
-            column.append(self.now[kind] + (passing if kind == "temporary" else 0))
+        temporary = self.now["temporary"] + passing
+        self.during.append({**self.now, "temporary": temporary})
         if written_over:
-            self.during[self.label[op.over]][-1] -= written_over
+            self.during[-1][self.label[op.over]] -= written_over
         begin, self.seconds = self.seconds, self.seconds + op.seconds
         again = number in self.ran or op.standby
         self.ran.add(number)
-        self.runs.append((number, again, begin, self.seconds, before, live_bytes))
+        self.runs.append((number, again, begin, self.seconds, live_bytes))
 
     def free(self, storage: int) -> None:
         size = self.step.sizes[storage]
         self.now[self.label.pop(storage)] -= size
-        self.live -= size
         self.activations -= size
         self._close_stretch(storage)
 
@@ -201,18 +203,13 @@ class _Tally:
         last = len(self.runs) - 1
         known.append(Stretch(self.since.pop(storage), last, bool(known)))
 
-    def _close_run(self) -> None:
-        """Note what the last run leaves, now that the frees after it are done."""
-        if self.runs:
-            self.after_bytes.append(self.live)
-            for kind, column in self.after.items():
-                column.append(self.now[kind])
-
     def finish(self, schedule: Schedule, timeline: Timeline) -> Walk:
-        self._close_run()
         for s in list(self.since):
             self._close_stretch(s)
         until_peak = schedule[: timeline.peak_index]
+        # What a run leaves, and the frees after it, is what the next one finds.
+        after = [*self.before[1:], self.now] if self.runs else []
+        bytes_before = [sum(kinds.values()) for kinds in (*self.before, self.now)]
         return Walk(
             step=self.step,
             schedule=schedule,
@@ -220,11 +217,13 @@ class _Tally:
             peak_run=sum(isinstance(item, Run) for item in until_peak),
             seconds=timeline.seconds,
             runs=tuple(
-                OpRun(*row, after_bytes=after)
-                for row, after in zip(self.runs, self.after_bytes, strict=True)
+                OpRun(*row, before_bytes=before, after_bytes=left)
+                for row, (before, left) in zip(
+                    self.runs, pairwise(bytes_before), strict=True
+                )
             ),
-            by_kind={kind: tuple(column) for kind, column in self.during.items()},
-            by_kind_after={kind: tuple(column) for kind, column in self.after.items()},
+            by_kind={k: tuple(row[k] for row in self.during) for k in self.now},
+            by_kind_after={k: tuple(row[k] for row in after) for k in self.now},
             stretches={s: tuple(found) for s, found in self.stretches.items()},
             bands=_bands(self.step, [row[0] for row in self.runs]),
             activation_peak_bytes=self.activation_peak,

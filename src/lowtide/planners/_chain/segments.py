@@ -2,25 +2,20 @@
 
 The methods of Chen and of Hong choose where to cut; all of them then save some segments
 and run others again. `least_peak` and `least_seconds` are the exact choices under the
-tables of a chain, for given cuts or over all of them; `plan_of_sequences` simulates
-what they propose, for a fixed ladder of budgets, and answers from what really fits. The
-ladder does not depend on the budget asked for, so a larger budget never gives a slower
-plan.
+tables of a chain, for given cuts or over all of them. What they propose for a fixed
+ladder of budgets is simulated, and the answer is taken from what really fits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
 from lowtide.planners._chain import Chain, chain_of
-from lowtide.planners._memory import recall
-from lowtide.planners._tried import Tried, best_plan
 from lowtide.step.graph import StepGraph
-from lowtide.step.plan import Plan
 from lowtide.step.schedule import sequence_from_kept
 
 _MOST_WAYS = 32
@@ -35,16 +30,34 @@ _WAY = np.dtype(
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Cuts from the first to the last, and for each segment whether it is saved."""
+    """Cuts of a chain from the first to the last, and which segments are saved.
 
+    `peak_bytes` and `seconds`, the extra time, are those of the tables.
+    """
+
+    chain: Chain
     cuts: tuple[int, ...]
     saved: tuple[bool, ...]
+    peak_bytes: int
+    seconds: float
 
-    def kept(self, chain: Chain) -> frozenset[int]:
+    @classmethod
+    def of(cls, chain: Chain, cuts: Sequence[int], saved: Sequence[bool]) -> Choice:
+        """Add up the tables along the choice."""
+        kept = peak = 0
+        seconds = 0.0
+        for at, is_saved in zip(pairwise(cuts), saved, strict=True):
+            peaks = chain.saved_peak if is_saved else chain.again_peak
+            peak = max(peak, kept + int(peaks[at]))
+            kept += int((chain.saved_bytes if is_saved else chain.cut_bytes)[at])
+            seconds += 0.0 if is_saved else float(chain.seconds[at])
+        return cls(chain, tuple(cuts), tuple(saved), peak, seconds)
+
+    def kept(self) -> frozenset[int]:
         """The storages this choice keeps over the turn."""
         spans = zip(pairwise(self.cuts), self.saved, strict=True)
         whole = [span for span, saved in spans if saved]
-        return frozenset(chain.kept(self.cuts, whole))
+        return frozenset(self.chain.kept(self.cuts, whole))
 
 
 def least_peak(chain: Chain, *, reach: int = _MOST_CUTS) -> Choice:
@@ -71,7 +84,7 @@ def least_peak(chain: Chain, *, reach: int = _MOST_CUTS) -> Choice:
     cuts = [0]
     while cuts[-1] < count - 1:
         cuts.append(int(following[cuts[-1]]))
-    return Choice(tuple(cuts), tuple(bool(is_saved[c]) for c in cuts[:-1]))
+    return Choice.of(chain, cuts, [bool(is_saved[c]) for c in cuts[:-1]])
 
 
 def least_seconds(
@@ -104,7 +117,7 @@ def least_seconds(
         saved.append(bool(ways["saved"][at]))
         at = int(ways["before"][at])
         cuts.append(int(ways["cut"][at]))
-    return Choice(tuple(reversed(cuts)), tuple(reversed(saved)))
+    return Choice.of(chain, cuts[::-1], saved[::-1])
 
 
 def _extended(
@@ -139,35 +152,13 @@ def _unbeaten(ways: np.ndarray, most: int) -> np.ndarray:
     return ways[order]
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A choice on a chain, with its peak and its extra seconds by the tables."""
-
-    chain: Chain
-    choice: Choice
-    peak_bytes: int
-    seconds: float
-
-    @classmethod
-    def of(cls, chain: Chain, choice: Choice) -> Candidate:
-        """Add up the tables along the choice."""
-        kept = peak = 0
-        seconds = 0.0
-        for at, saved in zip(pairwise(choice.cuts), choice.saved, strict=True):
-            peaks = chain.saved_peak if saved else chain.again_peak
-            peak = max(peak, kept + int(peaks[at]))
-            kept += int((chain.saved_bytes if saved else chain.cut_bytes)[at])
-            seconds += 0.0 if saved else float(chain.seconds[at])
-        return cls(chain, choice, peak, seconds)
-
-
-def ladder(chain: Chain, *, levels: int, reach: int = _MOST_CUTS) -> list[Candidate]:
+def ladder(chain: Chain, *, levels: int, reach: int = _MOST_CUTS) -> list[Choice]:
     """The best choices for evenly spaced budgets, from least peak to saving all."""
-    lowest = Candidate.of(chain, least_peak(chain, reach=reach))
+    lowest = least_peak(chain, reach=reach)
     low, high = lowest.peak_bytes, int(chain.saved_peak[0, -1])
     budgets = [low + (high - low) * level // levels for level in range(levels)]
     choices = [least_seconds(chain, budget, reach=reach) for budget in budgets]
-    return [lowest, *(Candidate.of(chain, choice) for choice in choices if choice)]
+    return [lowest, *filter(None, choices)]
 
 
 def rich_chain(step: StepGraph, *, max_cuts: int = 192) -> Chain:
@@ -179,7 +170,7 @@ def rich_chain(step: StepGraph, *, max_cuts: int = 192) -> Chain:
     every = chain_of(step, max_cuts=_MOST_CUTS)
     if len(every) <= max_cuts:
         return every
-    low = Candidate.of(every, least_peak(every)).peak_bytes
+    low = least_peak(every).peak_bytes
     high = int(every.saved_peak[0, -1])
     narrow = set(chain_of(step, max_cuts=max_cuts).places)
     used = {cut for cut, place in enumerate(every.places) if place in narrow}
@@ -198,39 +189,16 @@ def num_levels(step: StepGraph) -> int:
 def sequences_at(chains: Iterable[Chain], levels: int) -> Iterator[list[int]]:
     """Op sequences that cut chains at all their cuts, for this many budgets each."""
     ladders = [ladder(chain, levels=levels, reach=1) for chain in chains]
-    return kept_sequences(candidate for found in ladders for candidate in found)
+    return kept_sequences(choice for found in ladders for choice in found)
 
 
-def kept_sequences(candidates: Iterable[Candidate]) -> Iterator[list[int]]:
-    """Op sequences of the candidates that no other beats in bytes and seconds."""
+def kept_sequences(choices: Iterable[Choice]) -> Iterator[list[int]]:
+    """Op sequences of the choices that no other beats in bytes and seconds."""
     known: set[frozenset[int]] = set()
     seconds = float("inf")
-    for c in sorted(candidates, key=lambda c: (c.peak_bytes, c.seconds)):
+    for c in sorted(choices, key=lambda c: (c.peak_bytes, c.seconds)):
         if c.seconds < seconds:
-            seconds, kept = c.seconds, c.choice.kept(c.chain)
+            seconds, kept = c.seconds, c.kept()
             if kept not in known:
                 known.add(kept)
                 yield sequence_from_kept(c.chain.step, kept)
-
-
-def plan_of_sequences(
-    step: StepGraph,
-    sequences: Callable[[StepGraph], Iterable[Sequence[int]]],
-    planner: str,
-    budget_bytes: int | None,
-) -> Plan:
-    """The fastest of the sequences that fits; that of least peak without a budget.
-
-    Running everything once is always among them. Sequences do not depend on the budget,
-    so they are simulated once per step.
-    """
-
-    def simulated() -> list[Tried]:
-        distinct = dict.fromkeys(map(tuple, (step.baseline, *sequences(step))))
-        return [Tried.of(step, sequence) for sequence in distinct]
-
-    if budget_bytes is not None and step.baseline_peak_bytes <= budget_bytes:
-        tried = [Tried.of(step, step.baseline)]
-    else:
-        tried = recall(step, planner, simulated)
-    return best_plan(step, tried, planner=planner, budget_bytes=budget_bytes)

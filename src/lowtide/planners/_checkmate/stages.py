@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from lowtide.step.graph import StepGraph
 from lowtide.step.remake import remaking
-from lowtide.step.simulate import home_regions
+from lowtide.step.simulate import pieces_along
 
 
 class Stages:
@@ -36,11 +36,7 @@ class Stages:
                 latest = max((self.need[s] for s in op.writes), default=-1)
                 for s in op.reads:
                     self.need[s] = max(self.need[s], latest)
-        regions = home_regions(step)
-        self._piece = [
-            step.regions[regions[i] - 1 if step.ops[i].opens > 0 else regions[i]].piece
-            for i in self.ends
-        ]
+        self._piece = pieces_along(step, self.ends)
         self.makers: list[list[int]] = [[] for _ in range(count)]
         # The last stage in which an op cannot yet be run again.
         self._ready_after: dict[int, int] = {}

@@ -46,29 +46,11 @@ itself needs decides, which the program does not see.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from lowtide.planners.auto._frontier import along, within
+from lowtide.planners.auto._frontier import frontier as frontier
+from lowtide.planners.auto._frontier import lowest_within as lowest_within
 from lowtide.planners.auto._search import Search, lowest
 from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan
-
-
-def frontier(
-    step: StepGraph, budgets: Sequence[int], *, time_limit: float = 30.0
-) -> list[Plan | None]:
-    """The fastest plan found for each budget, None where none fits.
-
-    One search serves all budgets: time never rises with a larger one.
-    """
-    return along(Search(step, time_limit), budgets)
-
-
-def lowest_within(
-    step: StepGraph, limit_seconds: float, *, time_limit: float = 10.0
-) -> Plan:
-    """The plan with the lowest peak found that takes at most this long."""
-    return within(Search(step, time_limit), limit_seconds)
 
 
 def plan(

@@ -63,8 +63,8 @@ class Relaxation:
         self.scale = 1.0 / max(problem.step.baseline_seconds, 1e-30)
         self.program = Program()
         seconds: list[float] = [x * self.scale for x in problem.seconds]
-        self.program.columns(seconds * self.intervals)
-        self.program.columns([0.0] * (len(moments) * self.width))
+        for cost in seconds * self.intervals + [0.0] * (len(moments) * self.width):
+            self.program.column(0.0, 1.0, cost=cost)
         self.producers = problem.step.producers
         self._fix_residents()
         self._once()
@@ -256,53 +256,34 @@ def bound_seconds(
     budget: float,
     candidates: list[int],
     effort: Effort,
+    *,
     most_failures: int = MOST_FAILURES,
+    whole_from: list[int] | None = None,
 ) -> tuple[float, list[int]]:
     """The best bound found by choosing moments one after the other, and the moments.
 
     Candidates come with the most promising first; one that fits the order of those
-    chosen is kept if it raises the bound.
+    chosen is kept if it raises the bound. With `whole_from`, the bound is that of whole
+    numbers, at these moments and at ever more of them.
     """
-    chosen: list[int] = []
-    best = 0.0
-    failures = 0
-    for moment in candidates:
+    chosen, best, failures = whole_from or [], 0.0, 0
+    further = [[m] for m in candidates if m not in chosen]
+    for more in further if whole_from is None else ([], *further):
         if effort.is_over() or failures >= most_failures:
             break
-        moments = _in_order(problem, [*chosen, moment])
+        moments = _in_order(problem, [*chosen, *more])
         if moments is None:
             continue
-        left = effort.seconds_left()
-        bound = Relaxation(problem, budget, moments).solve(left).seconds
+        relaxation = Relaxation(problem, budget, moments)
+        if whole_from is None:
+            bound = relaxation.solve(effort.seconds_left()).seconds
+        else:
+            bound = relaxation.solve_whole(effort.seconds_left())
         if bound > best * (1 + WORTH_A_MOMENT):
             best, chosen, failures = bound, moments, 0
         else:
             failures += 1
     return best, chosen
-
-
-def whole_bound_seconds(
-    problem: Problem,
-    budget: float,
-    candidates: list[int],
-    effort: Effort,
-    chosen: list[int],
-) -> float:
-    """The bound of whole numbers at the chosen moments, and at ever more of them."""
-    best = 0.0
-    failures = 0
-    for moment in (None, *(m for m in candidates if m not in chosen)):
-        if effort.is_over() or failures >= MOST_FAILURES:
-            break
-        moments = _in_order(problem, [*chosen, moment]) if moment else chosen
-        if moments is None:
-            continue
-        found = Relaxation(problem, budget, moments).solve_whole(effort.seconds_left())
-        if found > best * (1 + WORTH_A_MOMENT):
-            best, chosen, failures = found, moments, 0
-        else:
-            failures += 1
-    return best
 
 
 def _in_order(problem: Problem, moments: list[int]) -> list[int] | None:

@@ -66,7 +66,7 @@ class Evaluator:
         self._allocate(4 * len(self._accesses) + 64, 4 * sum(self._accesses) + 256)
 
     def _allocate(self, length: int, accesses: int) -> None:
-        """Make room for sequences of so many positions and accesses."""
+        """Make room for sequences with this many positions and accesses."""
         ops, storages = len(self._problem.seconds), len(self._problem.size)
         self._most = (length, accesses)
         sizes = {

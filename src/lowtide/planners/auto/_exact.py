@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from lowtide.planners.auto._effort import Effort
 from lowtide.planners.auto._problem import Problem
+from lowtide.step.simulate import pieces_along
 
 State = tuple[int, int]
 
@@ -42,7 +43,8 @@ class ExactSearch:
         self.reads = [_mask(r) for r in problem.reads]
         self.writes = [_mask(w) for w in problem.writes]
         self.held = _mask(s for s, is_held in enumerate(problem.held) if is_held)
-        self.pieces = self._pieces()
+        # The piece that may run after each number of once-ops.
+        self.pieces = pieces_along(problem.step, self.once)
         self.needed = self._useful_for()
         self.pure = [i for i in range(count) if not problem.once[i]]
         self.bytes_of: dict[int, float] = {0: 0.0}
@@ -50,15 +52,6 @@ class ExactSearch:
         producers = problem.step.producers
         # Storages that exactly one op makes: only these are charged in the estimate.
         self.maker = [p[0] if len(p) == 1 else -1 for p in producers]
-
-    def _pieces(self) -> list[int]:
-        """For each number of once-ops already run, the piece that may run then."""
-        regions, opens = self.problem.step.regions, self.problem.opens
-        pieces = [regions[0].piece]
-        for number in self.once:
-            opened = opens[number]
-            pieces.append(regions[opened].piece if opened >= 0 else pieces[-1])
-        return pieces
 
     def _useful_for(self) -> list[int]:
         """For each number of once-ops run, the storages that may still be read."""

@@ -6,30 +6,30 @@ from collections.abc import Sequence
 
 from lowtide.planners.auto._floor import peak_bound_bytes
 from lowtide.planners.auto._search import Search
+from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan
 
+# How often `lowest_within` halves the range of peaks.
+_BISECTIONS = 8
 
-def along(search: Search, budgets: Sequence[int]) -> list[Plan | None]:
+
+def frontier(
+    step: StepGraph, budgets: Sequence[int], *, time_limit: float = 30.0
+) -> list[Plan | None]:
     """The fastest plan for each budget, None where none was found to fit.
 
     All budgets share one set of drafts, so no plan is slower than that of a lower
     budget.
     """
-    interrupted = False
+    search = Search(step, time_limit)
     bounds: dict[int, float] = {}
-    try:
+    with search.until_interrupted():
         _visit(search, sorted(set(budgets)), bounds)
-    except KeyboardInterrupt:
-        interrupted = True
     plans: list[Plan | None] = []
     for budget in budgets:
         search.budget, search.proven = float(budget), bounds.get(budget, 0.0)
         draft = search.best()
-        plans.append(
-            None
-            if draft is None
-            else search.plan(draft, budget, interrupted=interrupted)
-        )
+        plans.append(None if draft is None else search.plan(draft, budget))
     return plans
 
 
@@ -56,16 +56,18 @@ def _visit(search: Search, ordered: Sequence[int], bounds: dict[int, float]) -> 
             search.improve()
 
 
-def within(search: Search, limit_seconds: float, *, steps: int = 8) -> Plan:
-    """The plan with the lowest peak that takes at most this long."""
+def lowest_within(
+    step: StepGraph, limit_seconds: float, *, time_limit: float = 10.0
+) -> Plan:
+    """The plan with the lowest peak found that takes at most this long."""
+    search = Search(step, time_limit)
     low, high = peak_bound_bytes(search.problem), search.base.peak_bytes
-    interrupted = False
-    try:
-        for k in range(steps):
+    with search.until_interrupted():
+        for k in range(_BISECTIONS):
             if high - low <= 0.002 * high or search.effort.is_over():
                 break
             search.budget, search.proven = low + 0.5 * (high - low), 0.0
-            with search.effort.section(1.0 / (steps - k)):
+            with search.effort.section(1.0 / (_BISECTIONS - k)):
                 search.begin()
                 best = search.best()
                 if best is not None and best.seconds > limit_seconds:
@@ -75,9 +77,7 @@ def within(search: Search, limit_seconds: float, *, steps: int = 8) -> Plan:
                 high = best.peak_bytes
             else:
                 low = search.budget
-    except KeyboardInterrupt:
-        interrupted = True
     fitting = [d for d in search.drafts if d.seconds <= limit_seconds] or [search.base]
     draft = min(fitting, key=lambda d: (d.peak_bytes, d.seconds))
     search.proven = 0.0
-    return search.plan(draft, int(draft.peak_bytes), interrupted=interrupted)
+    return search.plan(draft, int(draft.peak_bytes))

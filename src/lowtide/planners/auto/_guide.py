@@ -8,6 +8,7 @@ what the program does not hold and making again what a later op misses, just bef
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -16,7 +17,8 @@ from lowtide.planners.auto._bound import Relaxation
 from lowtide.planners.auto._effort import Effort
 from lowtide.planners.auto._evaluator import Draft
 from lowtide.planners.auto._problem import Problem
-from lowtide.step.remake import remaking
+from lowtide.step.remake import makers_in, remaking
+from lowtide.step.simulate import pieces_along
 
 
 def guided(
@@ -54,18 +56,12 @@ def worst_moment(
 ) -> int:
     """The first run nearest to where the draft is most over the budget, or -1."""
     runs = first_runs(problem, draft)
-    following = [-1] * len(draft.ops)
-    k = 0
-    for position in range(len(draft.ops)):
-        while k < len(runs) and runs[k] < position:
-            k += 1
-        if k < len(runs):
-            following[position] = draft.ops[runs[k]]
     for position in np.argsort(-draft.live, kind="stable").tolist():
         if draft.live[position] <= budget:
             return -1
-        if following[position] >= 0 and following[position] not in moments:
-            return following[position]
+        k = bisect_left(runs, position)
+        if k < len(runs) and draft.ops[runs[k]] not in moments:
+            return draft.ops[runs[k]]
     return -1
 
 
@@ -89,11 +85,11 @@ def forgetting(
     always = problem.residents.union(problem.step.outputs)
     there = set(problem.residents)
     sequence: list[int] = []
-    pieces = problem.pieces_along(problem.baseline)
-    for number, piece in zip(problem.baseline, pieces, strict=True):
+    pieces = pieces_along(problem.step, problem.baseline)
+    for number, piece in zip(problem.baseline, pieces, strict=False):
         if number in keep:
             there &= keep[number] | always
-        maker_of = problem.makers_in(piece)
+        maker_of = makers_in(problem.step, piece)
         missing = remaking(problem.step, ops[number].reads, there, maker_of=maker_of)
         # What cannot be made again here was held all along: in a sequence, not making
         # a storage again is the same as keeping it.

@@ -18,9 +18,9 @@ def repeated(w: Work, s: State) -> int:
     for p in range(s.length[0]):
         op = s.ops[p]
         again = not w.fixed[op]
-        for k in range(w.writes_at[op], w.writes_at[op + 1]):
-            again = again and w.wanted[w.writes[k]] > 0
-            w.wanted[w.writes[k]] = 1
+        for i in w.writes[w.writes_at[op] : w.writes_at[op + 1]]:
+            again = again and w.wanted[i] > 0
+            w.wanted[i] = 1
         if again:
             w.positions[count] = p
             count += 1
@@ -33,8 +33,7 @@ def is_idle(w: Work, s: State, number: int, position: int) -> bool:
     op = s.ops[position]
     if w.fixed[op]:
         return False
-    for m in range(w.writes_at[op], w.writes_at[op + 1]):
-        i = w.writes[m]
+    for i in w.writes[w.writes_at[op] : w.writes_at[op + 1]]:
         if w.held[i]:
             return False
         k = find(s, i, position) + 1
@@ -67,13 +66,11 @@ def remove(w: Work, s: State, position: int, level: float) -> tuple[int, float]:
         seconds += w.seconds[op]
         shift(w, s, q, q + 1, -w.fresh_bytes[op], level)
         if q == position:
-            for m in range(w.writes_at[op], w.writes_at[op + 1]):
-                i = w.writes[m]
+            for i in w.writes[w.writes_at[op] : w.writes_at[op + 1]]:
                 k = find(s, i, q)
                 if not w.held[i] and k + 1 < s.first[i + 1] and not s.made[k + 1]:
                     shift(w, s, s.at[k - 1] + 1, q + 1, w.size[i], level)
-        for m in range(w.reads_at[op], w.reads_at[op + 1]):
-            i = w.reads[m]
+        for i in w.reads[w.reads_at[op] : w.reads_at[op + 1]]:
             if w.held[i]:
                 continue
             k = find(s, i, q)
@@ -207,10 +204,10 @@ def raise_up(
                 op = s.ops[q]
                 s.live[q] = -INFINITE
                 w.insert_at[q] = taken
-                for k in range(w.reads_at[op], w.reads_at[op + 1]):
-                    w.touched[w.reads[k]] = w.cone_number[0]
-                for k in range(w.writes_at[op], w.writes_at[op + 1]):
-                    w.touched[w.writes[k]] = w.cone_number[0]
+                for i in w.reads[w.reads_at[op] : w.reads_at[op + 1]]:
+                    w.touched[i] = w.cone_number[0]
+                for i in w.writes[w.writes_at[op] : w.writes_at[op + 1]]:
+                    w.touched[i] = w.cone_number[0]
         leave_out(w, s, spare, taken)
         if taken > 0 and s.peak_bytes[0] > budget:
             # The removals affect each other: take the best of them alone.
@@ -226,10 +223,10 @@ def touches(w: Work, s: State, count: int, since: int) -> bool:
     """Whether the runs that go use a storage that another removal uses."""
     for j in range(count):
         op = s.ops[w.gone_list[j]]
-        for k in range(w.reads_at[op], w.reads_at[op + 1]):
-            if w.touched[w.reads[k]] > since:
+        for i in w.reads[w.reads_at[op] : w.reads_at[op + 1]]:
+            if w.touched[i] > since:
                 return True
-        for k in range(w.writes_at[op], w.writes_at[op + 1]):
-            if w.touched[w.writes[k]] > since:
+        for i in w.writes[w.writes_at[op] : w.writes_at[op + 1]]:
+            if w.touched[i] > since:
                 return True
     return False

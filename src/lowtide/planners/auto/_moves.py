@@ -31,25 +31,24 @@ def build(w: Work, s: State) -> None:
     s.first[storages] = 0
     for p in range(length):
         op = s.ops[p]
-        for k in range(w.writes_at[op], w.writes_at[op + 1]):
-            if w.first_made[w.writes[k]] < 0:
-                w.first_made[w.writes[k]] = p
+        for i in w.writes[w.writes_at[op] : w.writes_at[op + 1]]:
+            if w.first_made[i] < 0:
+                w.first_made[i] = p
     kept = length
     for p in range(length - 1, -1, -1):
         op = s.ops[p]
         useful = w.fixed[op] > 0
-        for k in range(w.writes_at[op], w.writes_at[op + 1]):
-            i = w.writes[k]
+        for i in w.writes[w.writes_at[op] : w.writes_at[op + 1]]:
             if (w.first_made[i] == p) if w.held[i] else w.wanted[i] > 0:
                 useful = True
         if not useful:
             continue
-        for k in range(w.writes_at[op], w.writes_at[op + 1]):
-            w.wanted[w.writes[k]] = 0
-            s.first[w.writes[k] + 1] += 1
-        for k in range(w.reads_at[op], w.reads_at[op + 1]):
-            w.wanted[w.reads[k]] = 1
-            s.first[w.reads[k] + 1] += 1
+        for i in w.writes[w.writes_at[op] : w.writes_at[op + 1]]:
+            w.wanted[i] = 0
+            s.first[i + 1] += 1
+        for i in w.reads[w.reads_at[op] : w.reads_at[op + 1]]:
+            w.wanted[i] = 1
+            s.first[i + 1] += 1
         kept -= 1
         s.ops[kept] = op
     length -= kept
@@ -68,13 +67,11 @@ def build(w: Work, s: State) -> None:
         seconds += w.seconds[op]
         if w.leads[op] > -2:
             now = w.leads[op]
-        for k in range(w.reads_at[op], w.reads_at[op + 1]):
-            i = w.reads[k]
+        for i in w.reads[w.reads_at[op] : w.reads_at[op + 1]]:
             s.at[w.first_made[i]] = p
             s.made[w.first_made[i]] = 0
             w.first_made[i] += 1
-        for k in range(w.writes_at[op], w.writes_at[op + 1]):
-            i = w.writes[k]
+        for i in w.writes[w.writes_at[op] : w.writes_at[op + 1]]:
             s.at[w.first_made[i]] = p
             s.made[w.first_made[i]] = 1
             w.first_made[i] += 1
@@ -316,8 +313,7 @@ def grow(w: Work, s: State, i: int, level: float, rate: float) -> int:
         w.chosen[op] = number
         w.cone_ops[count] = op
         count += 1
-        for k in range(w.writes_at[op], w.writes_at[op + 1]):
-            j = w.writes[k]
+        for j in w.writes[w.writes_at[op] : w.writes_at[op + 1]]:
             w.fresh[j] = number
             if w.freed[j] != number and not w.held[j]:
                 last = alive_since(s, j, position)
@@ -340,25 +336,23 @@ def inserted_excess(w: Work, s: State, count: int, level: float) -> float:
             now += w.size[i]
     for index in range(count):
         op = w.cone_ops[index]
-        for k in range(w.writes_at[op], w.writes_at[op + 1]):
-            w.last_read[w.writes[k]] = -1
+        for i in w.writes[w.writes_at[op] : w.writes_at[op + 1]]:
+            w.last_read[i] = -1
     for index in range(count):
         op = w.cone_ops[index]
-        for k in range(w.reads_at[op], w.reads_at[op + 1]):
-            w.last_read[w.reads[k]] = index
+        for i in w.reads[w.reads_at[op] : w.reads_at[op + 1]]:
+            w.last_read[i] = index
     total = 0.0
     for index in range(count):
         op = w.cone_ops[index]
         w.units[0] += 8.0
-        for k in range(w.writes_at[op], w.writes_at[op + 1]):
-            now += w.size[w.writes[k]]
+        for i in w.writes[w.writes_at[op] : w.writes_at[op + 1]]:
+            now += w.size[i]
         total += max(now + w.passing_bytes[op] - level, 0.0)
-        for k in range(w.writes_at[op], w.writes_at[op + 1]):
-            i = w.writes[k]
+        for i in w.writes[w.writes_at[op] : w.writes_at[op + 1]]:
             if w.freed[i] != number and w.last_read[i] < 0:
                 now -= w.size[i]
-        for k in range(w.reads_at[op], w.reads_at[op + 1]):
-            i = w.reads[k]
+        for i in w.reads[w.reads_at[op] : w.reads_at[op + 1]]:
             passing = w.fresh[i] == number and w.freed[i] != number
             passing = passing or w.extended[i] == number
             if passing and w.last_read[i] == index:
@@ -378,8 +372,7 @@ def saved_seconds(w: Work, s: State) -> float:
         op = s.ops[p]
         idle = not w.fixed[op]
         first = -1
-        for m in range(w.writes_at[op], w.writes_at[op + 1]):
-            j = w.writes[m]
+        for j in w.writes[w.writes_at[op] : w.writes_at[op + 1]]:
             if w.held[j]:
                 idle = False
             elif w.freed[j] == number and w.freed_since[j] == p:

@@ -198,6 +198,13 @@ class _Translator:
             head += f"for (int64_t {k} = 0; {k} < {len(found)}; {k}++)"
             first = f"{name} = l{self.count}[{k}];\n"
             return f"{{ {head} {{\n{first}{self.block(node.body)}}} }}\n"
+        if isinstance(node.iter, ast.Subscript):  # a slice of a column
+            column, kind = self.value(node.iter.value)
+            ends = ast.iter_child_nodes(node.iter.slice)
+            start, stop = (self.value(e)[0] for e in ends if isinstance(e, ast.expr))
+            name = self.target(node.target, kind.removesuffix(" *"))
+            head = f"for (int64_t {k} = {start}, {end} = {stop}; {k} < {end}; {k}++)"
+            return f"{head} {{\n{name} = {column}[{k}];\n{self.block(node.body)}}}\n"
         assert isinstance(node.iter, ast.Call)
         bounds = [self.value(a)[0] for a in node.iter.args]
         start, stop = bounds[:2] if len(bounds) > 1 else ("0", bounds[0])

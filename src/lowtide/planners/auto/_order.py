@@ -15,18 +15,16 @@ def may_pass(w: Work, a: int, b: int) -> bool:
     """Whether two neighbours in a sequence may change places."""
     if w.leads[a] > -2 or w.leads[b] > -2 or (w.ordered[a] and w.ordered[b]):
         return False
-    for k in range(w.writes_at[a], w.writes_at[a + 1]):
-        i = w.writes[k]
-        for m in range(w.reads_at[b], w.reads_at[b + 1]):
-            if w.reads[m] == i:
+    for i in w.writes[w.writes_at[a] : w.writes_at[a + 1]]:
+        for j in w.reads[w.reads_at[b] : w.reads_at[b + 1]]:
+            if j == i:
                 return False
-        for m in range(w.writes_at[b], w.writes_at[b + 1]):
-            if w.writes[m] == i:
+        for j in w.writes[w.writes_at[b] : w.writes_at[b + 1]]:
+            if j == i:
                 return False
-    for k in range(w.writes_at[b], w.writes_at[b + 1]):
-        i = w.writes[k]
-        for m in range(w.reads_at[a], w.reads_at[a + 1]):
-            if w.reads[m] == i:
+    for i in w.writes[w.writes_at[b] : w.writes_at[b + 1]]:
+        for j in w.reads[w.reads_at[a] : w.reads_at[a + 1]]:
+            if j == i:
                 return False
     return True
 
@@ -34,8 +32,8 @@ def may_pass(w: Work, a: int, b: int) -> bool:
 def reads(w: Work, op: int, i: int) -> bool:
     """Whether an op reads a storage."""
     found = False
-    for k in range(w.reads_at[op], w.reads_at[op + 1]):
-        found = found or w.reads[k] == i
+    for j in w.reads[w.reads_at[op] : w.reads_at[op + 1]]:
+        found = found or j == i
     return found
 
 
@@ -43,8 +41,7 @@ def left_bytes(w: Work, s: State, p: int) -> float:
     """Bytes made at a position that live on."""
     op = s.ops[p]
     total = 0.0
-    for k in range(w.writes_at[op], w.writes_at[op + 1]):
-        i = w.writes[k]
+    for i in w.writes[w.writes_at[op] : w.writes_at[op + 1]]:
         a = find(s, i, p)
         if w.held[i]:
             total += w.size[i] if a == s.first[i] else 0.0
@@ -66,8 +63,7 @@ def earlier(w: Work, s: State, p: int, level: float, reach: int) -> tuple[int, f
     op = s.ops[p]
     fresh = w.fresh_bytes[op]
     change = left_bytes(w, s, p)
-    for k in range(w.reads_at[op], w.reads_at[op + 1]):
-        i = w.reads[k]
+    for i in w.reads[w.reads_at[op] : w.reads_at[op + 1]]:
         w.wanted[i] = 1 if dies_at(w, s, i, p) else 0
         if w.wanted[i]:
             change -= w.size[i]
@@ -78,8 +74,7 @@ def earlier(w: Work, s: State, p: int, level: float, reach: int) -> tuple[int, f
         if not may_pass(w, other, op):
             break
         # What the other one reads as well lives until then.
-        for k in range(w.reads_at[other], w.reads_at[other + 1]):
-            i = w.reads[k]
+        for i in w.reads[w.reads_at[other] : w.reads_at[other + 1]]:
             if reads(w, op, i) and w.wanted[i]:
                 w.wanted[i] = 0
                 change += w.size[i]
@@ -96,9 +91,9 @@ def later(w: Work, s: State, p: int, level: float, reach: int) -> tuple[int, flo
     op = s.ops[p]
     fresh = w.fresh_bytes[op]
     change = -left_bytes(w, s, p)
-    for k in range(w.reads_at[op], w.reads_at[op + 1]):
-        if dies_at(w, s, w.reads[k], p):
-            change += w.size[w.reads[k]]
+    for i in w.reads[w.reads_at[op] : w.reads_at[op + 1]]:
+        if dies_at(w, s, i, p):
+            change += w.size[i]
     best, best_gain = p, 0.0
     gain = max(s.live[p] - level, 0.0)
     for q in range(p + 1, min(s.length[0], p + 1 + reach)):
@@ -107,8 +102,7 @@ def later(w: Work, s: State, p: int, level: float, reach: int) -> tuple[int, flo
             break
         gain += max(s.live[q] - level, 0.0) - max(s.live[q] + change - level, 0.0)
         # What dies here would live on for the op that comes later now.
-        for k in range(w.reads_at[other], w.reads_at[other + 1]):
-            i = w.reads[k]
+        for i in w.reads[w.reads_at[other] : w.reads_at[other + 1]]:
             if reads(w, op, i) and dies_at(w, s, i, q):
                 change += w.size[i]
         if q + 1 == s.length[0]:

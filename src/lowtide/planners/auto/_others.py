@@ -27,8 +27,8 @@ _COSTS = {
     "rotor": (2500.0, 900),
 }
 _UNKNOWN = (8000.0, 600)
-# Without a budget, the lowest peak is wanted. Some never go as low as those they are
-# kin to, and take longer; rotor goes lowest of all and is asked on larger steps too.
+# Without a budget, the lowest peak is wanted. Some never go as low as related
+# planners, and take longer; rotor goes lowest of all and is asked on larger steps too.
 _NEVER_LOWEST = ("hong_dynamic", "mu_two")
 _LOWEST_OPS = {"rotor": 3_000}
 

@@ -6,7 +6,6 @@ search depends on them. Bytes are floats: whole numbers up to 2**53 stay exact.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from functools import cached_property
 
 from lowtide.planners.auto._evaluator import Evaluator
@@ -45,7 +44,6 @@ class Problem:
             self.held[s] = not step.storages[s].resident
         self.residents = frozenset(step.resident)
         self.resident_bytes = float(step.resident_bytes)
-        self.has_one_piece = len({r.piece for r in step.regions}) == 1
         self.baseline: list[int] = list(step.baseline)
         self._ancestors: dict[int, frozenset[int]] = {}
 
@@ -98,29 +96,6 @@ class Problem:
         read = {s for number in numbers for s in step.ops[number].reads}
         walk = remaking(step, read, self.residents, maker_of=only_maker)
         return frozenset(walk.ops)
-
-    def makers_in(self, piece: int) -> Callable[[int], int]:
-        """What makes a storage again while only ops of one piece can run."""
-        remaker, pieces = self.remaker, self.piece
-
-        def maker_of(storage: int) -> int:
-            maker = remaker[storage]
-            return maker if maker >= 0 and pieces[maker] == piece else -1
-
-        return maker_of
-
-    def pieces_along(self, sequence: Sequence[int]) -> list[int]:
-        """For each position, the piece whose ops may be inserted before it."""
-        regions = self.step.regions
-        now = regions[0].piece
-        if self.has_one_piece:
-            return [now] * len(sequence)
-        pieces: list[int] = []
-        for number in sequence:
-            pieces.append(now)
-            if self.opens[number] >= 0:
-                now = regions[self.opens[number]].piece
-        return pieces
 
 
 def outputs_late(problem: Problem) -> list[int]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 
 import numpy as np
 
 from lowtide.errors import BudgetTooSmallError
 from lowtide.planners._memory import recall
-from lowtide.planners.auto._bound import bound_seconds, whole_bound_seconds
+from lowtide.planners.auto._bound import bound_seconds
 from lowtide.planners.auto._effort import Effort
 from lowtide.planners.auto._evaluator import Draft
 from lowtide.planners.auto._exact import ExactSearch
@@ -83,6 +83,7 @@ class Search:
         self.proven = 0.0
         self.proven_bytes = 0.0
         self.budget = 0.0
+        self.is_interrupted = False
         self.offer(given)
         self.offer(self.base)
 
@@ -111,10 +112,17 @@ class Search:
         fitting = [d for d in self.drafts if d.peak_bytes <= self.budget]
         return min(fitting, key=lambda d: (d.seconds, d.peak_bytes), default=None)
 
+    @contextmanager
+    def until_interrupted(self) -> Iterator[None]:
+        """What was found when the user interrupts this block is what is used."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self.is_interrupted = True
+
     def lowest(self) -> Plan:
         """The plan with the lowest peak found."""
-        interrupted = False
-        try:
+        with self.until_interrupted():
             with self.effort.section(0.5):
                 sink(self.problem, self.base, self.effort, offer=self.offer)
             self.others(None)
@@ -124,24 +132,19 @@ class Search:
                 lowest = min(self.drafts, key=lambda d: (d.peak_bytes, d.seconds))
                 with self.effort.section(0.7):
                     deepen(self.problem, lowest, self.effort, offer=self.offer)
-        except KeyboardInterrupt:
-            interrupted = True
         draft = min(self.drafts, key=lambda d: (d.peak_bytes, d.seconds))
         draft = self.raise_up(draft, draft.peak_bytes)
-        return self.plan(draft, None, interrupted=interrupted)
+        return self.plan(draft, None)
 
     def fastest(self, budget_bytes: int) -> Plan:
         """The fastest plan within the budget."""
         self.budget = float(budget_bytes)
-        interrupted = False
-        try:
+        with self.until_interrupted():
             self._search(budget_bytes)
-        except KeyboardInterrupt:
-            if self.best() is None:
-                raise
-            interrupted = True
         draft = self.best()
         if draft is None:
+            if self.is_interrupted:
+                raise KeyboardInterrupt
             floor = lowest(self.step)
             raise BudgetTooSmallError(
                 budget_bytes,
@@ -149,7 +152,7 @@ class Search:
                 blame(self.step, floor.schedule),
                 floor.proof.bound_bytes,
             )
-        return self.plan(draft, budget_bytes, interrupted=interrupted)
+        return self.plan(draft, budget_bytes)
 
     def _search(self, budget_bytes: int) -> None:
         if self.base.peak_bytes <= self.budget:
@@ -251,7 +254,7 @@ class Search:
         with self.effort.aside(self.whole_seconds):
             with self.effort.section(0.5):
                 found, chosen = bound_seconds(*given, most_failures=WHOLE_FAILURES)
-            whole = whole_bound_seconds(*given, chosen)
+            whole, _ = bound_seconds(*given, whole_from=chosen)
         self.proven = max(self.proven, found, whole)
 
     def is_close(self) -> bool:
@@ -383,9 +386,11 @@ class Search:
         ordered = [self.step.turn, *noted, *(draft.ops[p] for p in fullest)]
         return [i for i in dict.fromkeys(ordered) if i in self.problem.must_run]
 
-    def plan(self, draft: Draft, budget: int | None, *, interrupted: bool) -> Plan:
+    def plan(self, draft: Draft, budget: int | None) -> Plan:
         """The plan of a draft, with what is proven about it."""
-        stopped = "interrupted" if interrupted else self.effort.stopped_by or "search"
+        stopped = self.effort.stopped_by or "search"
+        if self.is_interrupted:
+            stopped = "interrupted"
         schedule = with_frees(self.step, draft.ops)
         bound = max(self.needed_seconds, 0.0 if budget is None else self.proven)
         bound = min(bound, draft.seconds)

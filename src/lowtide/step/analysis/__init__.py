@@ -16,7 +16,6 @@ from lowtide.step.analysis.ops import shares as shares
 from lowtide.step.analysis.ops import shares_by as shares_by
 from lowtide.step.analysis.peak import Peak as Peak
 from lowtide.step.analysis.peak import at_peak as at_peak
-from lowtide.step.analysis.peak import by_kind as by_kind
 from lowtide.step.analysis.peak import peak_of as peak_of
 from lowtide.step.analysis.storages import Fate as Fate
 from lowtide.step.analysis.storages import Lifetime as Lifetime

@@ -10,16 +10,12 @@ from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from lowtide.errors import InvalidArgumentError
-from lowtide.step.analysis.ops import OpRecord, by_module, op_records
+from lowtide.step.analysis.ops import OpRecord, Share, by_module, op_records
 from lowtide.step.analysis.storages import Lifetime, lifetimes
 from lowtide.step.files import write_whole
 from lowtide.step.graph import StepGraph
 
 Table = Literal["storages", "ops", "modules"]
-_MODULES = (
-    "name count identical num_ops forward_seconds backward_seconds optimizer_seconds "
-    "kept_bytes peak_bytes recompute_seconds"
-).split()
 
 
 def write_csv(step: StepGraph, out: TextIO, table: Table = "storages") -> None:
@@ -27,18 +23,19 @@ def write_csv(step: StepGraph, out: TextIO, table: Table = "storages") -> None:
     rows: Sequence[Any]
     match table:
         case "storages":
-            names = [*(f.name for f in fields(Lifetime)), "bytes_per_second"]
-            rows = lifetimes(step)
+            record, rows = Lifetime, lifetimes(step)
         case "ops":
-            names, rows = [f.name for f in fields(OpRecord)], op_records(step)
+            record, rows = OpRecord, op_records(step)
         case "modules":
-            names, rows = _MODULES, by_module(step, depth=99)
+            record, rows = Share, by_module(step, depth=99)
         case _:
             raise InvalidArgumentError(
                 f"table={table!r}",
                 "there is no such table",
                 'Use "storages", "ops" or "modules"',
             )
+    names = [field.name for field in fields(record)]
+    names += ["bytes_per_second"] if record is Lifetime else []
     write_rows(out, names, ([getattr(row, name) for name in names] for row in rows))
 
 

@@ -11,6 +11,7 @@ from typing import TypeVar
 from lowtide.step.analysis.peak import at_peak
 from lowtide.step.graph import Op, Phase, StepGraph
 from lowtide.step.names import module_group, module_prefix, short_target
+from lowtide.step.remake import remaking
 from lowtide.step.schedule import saved_by_baseline, walk_baseline
 from lowtide.step.walk import Walk
 
@@ -56,9 +57,9 @@ class Share:
     """
 
     name: str
-    num_ops: int
     count: int
     identical: bool
+    num_ops: int
     forward_seconds: float
     backward_seconds: float
     optimizer_seconds: float
@@ -206,13 +207,12 @@ def _kept(step: StepGraph, label: Callable[[Op], str]) -> dict[str, tuple[int, f
     for s in saved_by_baseline(step):
         group = label(step.ops[step.producers[s][0]])
         kept_bytes, seconds = found.get(group, (0, 0.0))
-        stack = [s]
-        while stack:
-            number = step.remakers[stack.pop()]
-            if number < 0 or number in again or label(step.ops[number]) != group:
-                continue
-            again.add(number)
-            seconds += step.ops[number].seconds
-            stack.extend(step.ops[number].reads)
+
+        def maker_of(storage: int, group: str = group) -> int:
+            number = step.remakers[storage]
+            return number if number >= 0 and label(step.ops[number]) == group else -1
+
+        ops = remaking(step, [s], (), maker_of=maker_of, visited=again).ops
+        seconds += sum(step.ops[number].seconds for number in ops)
         found[group] = (kept_bytes + step.sizes[s], seconds)
     return found

@@ -97,8 +97,3 @@ def peak_of(walk: Walk) -> Peak:
 def at_peak(step: StepGraph) -> Peak:
     """What is alive when the baseline is at its peak."""
     return peak_of(walk_baseline(step))
-
-
-def by_kind(step: StepGraph) -> dict[str, int]:
-    """Bytes at the baseline's peak by kind."""
-    return at_peak(step).by_kind()

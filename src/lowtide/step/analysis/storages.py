@@ -106,21 +106,26 @@ def lifetimes(step: StepGraph) -> tuple[Lifetime, ...]:
     walk = walk_baseline(step)
     begin = {run.op: run.begin_seconds for run in walk.runs}
     end = {run.op: run.end_seconds for run in walk.runs}
-    uses = [_Uses() for _ in step.storages]
-    for number in step.baseline:
-        op = step.ops[number]
-        for s in dict.fromkeys((*op.reads, *op.writes)):
-            uses[s].note(op, is_read=s in op.reads)
+    last_forward: dict[int, int] = {}
+    first_backward: dict[int, int] = {}
+    last_backward: dict[int, int] = {}
+    for op in (step.ops[number] for number in step.baseline):
+        if op.phase == "forward":
+            last_forward.update(dict.fromkeys((*op.reads, *op.writes), op.id))
+        elif op.phase == "backward" and op.opens < 0:
+            last_backward.update(dict.fromkeys(op.reads, op.id))
+            for s in op.reads:
+                first_backward.setdefault(s, op.id)
     again = recompute_seconds(step)
     found: list[Lifetime] = []
     for s in step.storages:
-        op, use, made, freed = maker(step, s.id), uses[s.id], 0.0, walk.seconds
+        op, made, freed = maker(step, s.id), 0.0, walk.seconds
         if stretches := walk.stretches.get(s.id):
             made = walk.runs[stretches[0].first].begin_seconds
             freed = walk.runs[stretches[-1].last].end_seconds
         idle = 0.0
-        if use.last_forward >= 0 and use.first_backward >= 0:
-            idle = max(0.0, begin[use.first_backward] - end[use.last_forward])
+        if s.id in last_forward and s.id in first_backward:
+            idle = max(0.0, begin[first_backward[s.id]] - end[last_forward[s.id]])
         found.append(
             Lifetime(
                 storage=s.id,
@@ -131,9 +136,9 @@ def lifetimes(step: StepGraph) -> tuple[Lifetime, ...]:
                 producer=step.producers[s.id][0] if step.producers[s.id] else -1,
                 op_type=short_target(op.target) if op else "",
                 module=op.module if op else "",
-                last_forward_use=use.last_forward,
-                first_backward_use=use.first_backward,
-                last_backward_use=use.last_backward,
+                last_forward_use=last_forward.get(s.id, -1),
+                first_backward_use=first_backward.get(s.id, -1),
+                last_backward_use=last_backward.get(s.id, -1),
                 made_at_seconds=made,
                 freed_at_seconds=freed,
                 idle_seconds=idle,
@@ -141,23 +146,6 @@ def lifetimes(step: StepGraph) -> tuple[Lifetime, ...]:
             )
         )
     return tuple(found)
-
-
-class _Uses:
-    """The ops of the baseline that use a storage last and first, -1 if none does."""
-
-    def __init__(self) -> None:
-        self.last_forward = -1
-        self.first_backward = -1
-        self.last_backward = -1
-
-    def note(self, op: Op, *, is_read: bool) -> None:
-        if op.phase == "forward":
-            self.last_forward = op.id
-        elif is_read and op.phase == "backward" and op.opens < 0:
-            if self.first_backward < 0:
-                self.first_backward = op.id
-            self.last_backward = op.id
 
 
 def recompute_seconds(step: StepGraph) -> tuple[float, ...]:
@@ -171,10 +159,6 @@ def recompute_seconds(step: StepGraph) -> tuple[float, ...]:
     weights = np.zeros(width)
     for number, bit in order.items():
         weights[bit] = step.ops[number].seconds
-    # The seconds of every possible byte of a bit set, at every place of a byte.
-    bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], 1, bitorder="little")
-    seconds = bits @ weights.reshape(-1, 8).T
-    places = np.arange(width // 8)
     cones: dict[int, int] = {}
     times: dict[int, float] = {}
     resident = set(step.resident)
@@ -186,7 +170,7 @@ def recompute_seconds(step: StepGraph) -> tuple[float, ...]:
                 cone |= cones.get(maker, 0)
         cones[number] = cone
         packed = np.frombuffer(cone.to_bytes(width // 8, "little"), dtype=np.uint8)
-        times[number] = float(seconds[packed, places].sum())
+        times[number] = float(np.unpackbits(packed, bitorder="little") @ weights)
     return tuple(
         0.0 if s.resident else times.get(step.remakers[s.id], float("inf"))
         for s in step.storages

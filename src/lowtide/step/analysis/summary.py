@@ -25,7 +25,7 @@ def format_profile(
         step: What to describe.
         depth: How many names of a module path to show; by default as many as give a
             table worth reading.
-        rows: At most so many modules, those that keep most.
+        rows: Show at most this many modules, those that keep most.
         floor: Whether to look for the lowest peak, which asks a planner.
     """
     peak = at_peak(step)
