@@ -45,7 +45,7 @@ from lowtide.engine.training import (
     default_loss,
     training_step,
 )
-from lowtide.engine.verify import Verification, compare
+from lowtide.engine.verify import Verification, compare, numbers_of
 from lowtide.errors import CaptureError, InvalidArgumentError, NoTrainingGraphError
 from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan
@@ -99,6 +99,9 @@ def optimize(
             'Write budget="6 GiB"',
         )
     to_bytes(budget, baseline_bytes=1 << 40)
+    _check_choice("update", update, "after", "in_backward")
+    if update == "in_backward" and verify:
+        raise _cannot_repeat("optimize(verify=...)")
     if verify < 0:
         raise InvalidArgumentError(
             f"verify={verify}", "it is negative", "Write True, or a number of steps"
@@ -109,31 +112,27 @@ def optimize(
         optimizer=optimizer,
         time_limit=time_limit,
         cache=cache,
-        updates_in_backward=_is_in_backward(update, verify),
-        verify_every=_how_often(verify, update),
+        updates_in_backward=update == "in_backward",
+        # With a torch that was never tried, the first step is compared in any case;
+        # updates run only once.
+        verify_every=_FIRST_ONLY
+        if verify is True or (not verify and update == "after" and should_verify())
+        else int(verify),
     )
     planners.load(settings.planner)
     return _install(model, settings, inner)
 
 
-def _how_often(verify: bool | int, update: str) -> int:
-    """Before every so manieth call. True means before the first one, and no other.
-
-    So is it with a torch that was never tried, but for updates, which run only once.
-    """
-    if verify is True or (not verify and should_verify() and update == "after"):
-        return sys.maxsize
-    return int(verify)
+# Before every n-th call, with an n that is never reached again.
+_FIRST_ONLY = sys.maxsize
 
 
-def _is_in_backward(update: str, verify: bool | int) -> bool:
-    if update not in ("after", "in_backward"):
+def _check_choice(name: str, given: str, *choices: str) -> None:
+    if given not in choices:
+        known = " or ".join(map(repr, choices))
         raise InvalidArgumentError(
-            f"update={update!r}", "it is neither", "Write 'after' or 'in_backward'"
+            f"{name}={given!r}", "it is neither", f"Write {known}"
         )
-    if update == "in_backward" and verify:
-        raise _cannot_repeat("optimize(verify=...)")
-    return update == "in_backward"
 
 
 def _cannot_repeat(what: str) -> InvalidArgumentError:
@@ -155,10 +154,7 @@ def apply(model: Any, plan: Plan, *, inner: Inner = "eager") -> Any:
 
 
 def _install(model: Any, asked: Settings | Plan, inner: Inner) -> Any:
-    if inner not in ("eager", "inductor"):
-        raise InvalidArgumentError(
-            f"inner={inner!r}", "it is neither", "Write 'eager' or 'inductor'"
-        )
+    _check_choice("inner", inner, "eager", "inductor")
     if inner == "inductor" and getattr(asked, "updates_in_backward", False):
         raise InvalidArgumentError(
             'inner="inductor" with update="in_backward"',
@@ -178,7 +174,7 @@ def _install(model: Any, asked: Settings | Plan, inner: Inner) -> Any:
 
     if is_module and is_trained_by_method(model):
         function = method_of(model)
-        PlannedMethod(model, asked, check).install()
+        PlannedMethod(model, asked, check)
         return model
     call = PlannedCall(function, asked, modules, check, inner)
     if not is_module:
@@ -221,7 +217,7 @@ def restore(model: Any) -> Any:
     if call is not None:
         call.learning.end()
     if isinstance(call, PlannedMethod):
-        call.remove()
+        del vars(model)[METHOD]
     elif call is not None:
         model._compiled_call_impl = None
     return model
@@ -267,10 +263,7 @@ def profile(
     `output.loss`, the output if that is one number, or else the sum of what the model
     returns. Values are never looked at, so NaNs in the batch change nothing.
     """
-    if how not in ("measure", "estimate"):
-        raise InvalidArgumentError(
-            f"how={how!r}", "it is neither", "Write how='measure' or how='estimate'"
-        )
+    _check_choice("how", how, "measure", "estimate")
     _check_callable(model, "profile")
     modules = modules_of(model)
     seen = look(
@@ -355,23 +348,17 @@ def _both_ways(
     # The caller's own tensors stay out of it: their graph and gradients are theirs.
     inputs = pytree.tree_map(_on_its_own, inputs)
     plain, planned = (training_step(f, loss, inputs) for f in (call.plain, call))
-
-    def plan_of() -> Plan:
-        _check_ran_planned(call, "verify")
-        return asked if isinstance(asked, Plan) else call.plans[0]
-
-    def measurement() -> Measurement:
+    expected, actual = numbers_of(plain, modules), numbers_of(planned, modules)
+    _check_ran_planned(call, "verify")
+    plan = asked if isinstance(asked, Plan) else call.plans[0]
+    measurement = None
+    if measured:
         with preserved(modules):
-            return measure_steps([planned, plain], modules, inputs, 3)
-
-    return compare(
-        plain,
-        planned,
-        modules,
-        plan_of,
-        lambda: origin_of(plain, planned, modules, call.watch),
-        measurement if measured else None,
-    )
+            measurement = measure_steps([planned, plain], modules, inputs, 3)
+    found = compare(expected, actual, plan, measurement)
+    if found.loss_equal and found.gradients_equal and found.buffers_equal:
+        return found
+    return replace(found, origin=origin_of(plain, planned, modules, call.watch))
 
 
 def _check_ran_planned(call: PlannedCall, verb: str) -> None:

@@ -15,9 +15,10 @@ from lowtide.engine.capture import recurrent
 from lowtide.engine.capture.arrival import Tracer
 from lowtide.engine.capture.eager import AS_OUTPUTS, Arrival
 from lowtide.engine.capture.joint import read_joint
+from lowtide.engine.capture.nodes import made_from, outputs_of, tangents_of
 from lowtide.engine.capture.piece import Piece
 from lowtide.engine.capture.step import step_of
-from lowtide.engine.capture.zeros import made_from, outputs_of, without_tangents
+from lowtide.engine.capture.zeros import without_tangents
 from lowtide.engine.rewrite import backward_from, saved_name
 from lowtide.step.schedule import sequence_from_kept, settled
 
@@ -138,8 +139,7 @@ def _untouched(joint: fx.GraphModule, absent: frozenset[int]) -> list[bool]:
 
     Such a gradient is not zero but missing, and an optimizer tells the two apart.
     """
-    placeholders = joint.graph.find_nodes(op="placeholder")
-    tangents = [n for n in placeholders if n.name.startswith("tangents")]
+    tangents = tangents_of(joint)
     gone = {tangents[place] for place in absent}
     found: list[bool] = []
     for value in outputs_of(joint)[0]:

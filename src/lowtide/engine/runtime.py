@@ -392,28 +392,33 @@ class PlannedCall:
         parameter = next((p for p in model.parameters() if p.requires_grad), None)
         if parameter is None or is_lazy(model):
             return
-        name = self.planning.name
 
         def check(_: torch.Tensor) -> None:
             if not self.is_watching:
                 return
             handle.remove()
-            current = model._compiled_call_impl
+            current = self.installed_in(model)
             if not isinstance(current, PlannedCall | None):
                 warn(
-                    f"{name}: the model was compiled afterwards, which replaces the "
-                    "planned call: it runs under no budget. Compile first, or leave "
-                    "model.compile() out."
+                    f"{self.planning.name}: the model was compiled afterwards, which "
+                    "replaces the planned call: it runs under no budget. Compile "
+                    "first, or leave model.compile() out."
                 )
             elif self.num_calls == 0 and current is self:
-                raise NoTrainingGraphError(
-                    name,
-                    "a gradient was computed, but the model itself was never called: "
-                    "something calls one of its methods or submodules instead",
-                    "Optimize what is called, or the function that computes the loss",
-                )
+                found = f"a gradient was computed, but {self.never_called}"
+                raise NoTrainingGraphError(self.planning.name, found, self.instead)
 
         handle = parameter.register_post_accumulate_grad_hook(check)
+
+    never_called = (
+        "the model itself was never called: something calls one of its methods or "
+        "submodules instead"
+    )
+    instead = "Optimize what is called, or the function that computes the loss"
+
+    def installed_in(self, model: nn.Module) -> Any:
+        """What now stands where this call was put."""
+        return model._compiled_call_impl
 
     @contextmanager
     def unwatched(self) -> Iterator[None]:

@@ -21,6 +21,12 @@ def storage_key(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
+def bytes_in(tree: Any) -> int:
+    """Bytes of the tensors among values of any nesting, shared storages once."""
+    tensors = {storage_key(t): t for t in tensors_in(tree)}
+    return sum(t.untyped_storage().nbytes() for t in tensors.values())
+
+
 def short_dtype(tensor: torch.Tensor) -> str:
     """Its number type without "torch."."""
     return str(tensor.dtype).removeprefix("torch.")

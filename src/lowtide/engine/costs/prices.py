@@ -6,6 +6,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Sequence
+from typing import TypedDict
 
 import torch
 
@@ -29,6 +30,16 @@ _STORE_EVERY = 32
 _MEASURED_AS = 2
 
 Progress = Callable[[int, int], None]
+
+
+class Pricing(TypedDict, total=False):
+    """How to price: what `costs` is told, handed on by those who ask it."""
+
+    how: How
+    device: str | torch.device | None
+    cache: Caching
+    progress: Progress | None
+    room_bytes: int | None
 
 
 def costs(

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import fx
 
+from lowtide.engine.capture.nodes import has_effect, inputs_of
 from lowtide.engine.inductor.piece import CompiledPiece
 from lowtide.engine.rewrite import Halves, Orders
 
@@ -71,7 +71,8 @@ class _Emitter:
 
     def backward(self, order: Iterable[int]) -> None:
         piece = self.piece
-        inputs = piece.backward.graph.find_nodes(op="placeholder")
+        assert piece.step is not None
+        inputs = inputs_of(piece.backward)
         for node in piece.tangents:
             self.values[node] = self.placeholder(node)
             self.first_tangent = self.first_tangent or self.values[node]
@@ -79,7 +80,7 @@ class _Emitter:
         for number in order:
             launch = piece.launches[number]
             assert launch is not None
-            if number < len(piece.launches) and self.is_forward(number):
+            if piece.step.ops[number].phase == "forward":
                 self.run(launch.cone)
             else:
                 for node in launch.cone:
@@ -88,10 +89,6 @@ class _Emitter:
             self.value(n) if isinstance(n, fx.Node) else n for n in piece.gradients
         ]
         self.finish(piece.backward, outputs)
-
-    def is_forward(self, number: int) -> bool:
-        assert self.piece.step is not None
-        return self.piece.step.ops[number].phase == "forward"
 
     def placeholder(self, node: fx.Node) -> fx.Node:
         copy = self.graph.placeholder(node.name)
@@ -146,13 +143,3 @@ class _Emitter:
             made = self.placeholder(node)
         self.saved[node] = self.values[node] = made
         return made
-
-
-def has_effect(node: fx.Node) -> bool:
-    """Whether it changes something, or draws random numbers."""
-    if node.op != "call_function":
-        return False
-    schema = getattr(node.target, "_schema", None)
-    tags: Iterable[Any] = getattr(node.target, "tags", ())
-    is_mutable = schema is not None and schema.is_mutable
-    return is_mutable or torch.Tag.nondeterministic_seeded in tags
