@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from lowtide import planners
 from lowtide.engine.compile import Inner
-from lowtide.engine.costs import with_optimizer
+from lowtide.engine.costs.optimizer import with_optimizer
 from lowtide.engine.meter import (
     Measurement,
     measure_steps,

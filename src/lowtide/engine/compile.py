@@ -246,6 +246,7 @@ class _Graph:
 
     piece: Piece | None = None
     orders: OrdersBySize
+    others: OtherBackwards
     sums: SumWatch
 
     def __init__(
@@ -284,15 +285,10 @@ class _Graph:
             joint,
             lambda: self.read(joint, num_fwd_outputs),
             self.decided,
-            lambda halves, backward: OtherBackwards(
-                joint,
-                num_fwd_outputs,
-                halves.saved,
-                self.tracer,
-                backward,
-                self.as_planned,
-            ),
             self.watch.generation,
+        )
+        self.others = OtherBackwards(
+            joint, num_fwd_outputs, self.tracer, self.as_planned
         )
         halves = orders.first.halves
         piece = self.piece = orders.piece
@@ -358,10 +354,7 @@ class _Graph:
                 self.watch.surprises += 1
                 self.watch.seen_absent = absent
             if absent != piece.absent_tangents or arrival != AS_OUTPUTS:
-                variant, values = way.variant, way.values
-                run = variant.others.find(
-                    absent, arrival, variant.piece, way.tangents, values
-                )
+                run = self.others.find(way, absent, arrival)
             gradients = self.watch.run(piece, "backward", args, run)
             self.sums.note(gradients)
             return gradients

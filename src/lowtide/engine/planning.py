@@ -16,7 +16,7 @@ from lowtide import planners
 from lowtide.engine.capture.piece import Piece
 from lowtide.engine.capture.shapes import ResizedError
 from lowtide.engine.capture.step import step_of
-from lowtide.engine.costs import optimizer_of
+from lowtide.engine.costs.optimizer import optimizer_of
 from lowtide.engine.family import Family
 from lowtide.engine.notices import announce, warn
 from lowtide.engine.outside import Outside

@@ -20,7 +20,9 @@ from lowtide.engine.capture.piece import Piece
 from lowtide.engine.capture.record import Recording, compose
 from lowtide.engine.capture.step import piece_op, step_of
 from lowtide.engine.capture.tensors import bytes_in
-from lowtide.engine.costs import UpdateBytes, find_device, total_cost, update_bytes
+from lowtide.engine.costs.cost import total_cost
+from lowtide.engine.costs.devices import find_device
+from lowtide.engine.costs.optimizer import UpdateBytes, update_bytes
 from lowtide.engine.costs.prices import Pricing, costs
 from lowtide.engine.outside import Outside
 from lowtide.step.graph import Kind, Op, Region, StepGraph, Storage

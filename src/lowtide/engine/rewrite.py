@@ -118,7 +118,7 @@ def split(piece: Piece, orders: Orders, also_save: Sequence[str] = ()) -> Halves
     first.graph.output((*outputs, *saved))
     second.graph.output(tuple(gradients))
     names = tuple(saved_name(piece, what) for what in second.saved)
-    return Halves(first.module(), second.module(), names)
+    return Halves(first.module(piece.joint), second.module(piece.joint), names)
 
 
 def backward_from(
@@ -136,7 +136,7 @@ def backward_from(
             fix="Give lowtide.optimize a function that returns only the loss",
         )
     emitter.graph.output(tuple(gradients))
-    return emitter.module()
+    return emitter.module(piece.joint)
 
 
 # What goes from forward to backward: a storage by its number, or an input of the piece.
@@ -151,21 +151,42 @@ def saved_name(piece: Piece, what: Saved) -> str:
     return piece.bases.get(what, piece.storages[what]).name
 
 
-class _Emitter:
-    """Writes one graph. `values` maps joint nodes to what holds their value now.
+class GraphWriter:
+    """Writes one graph. `values` maps nodes of the old to what holds their value now.
+
+    What a backward takes from its forward is in `saved`; its placeholders stand before
+    the `first_tangent`.
+    """
+
+    def __init__(self) -> None:
+        self.graph = fx.Graph()
+        self.values: dict[fx.Node, fx.Node] = {}
+        self.saved: dict[Any, fx.Node] = {}
+        self.first_tangent: fx.Node | None = None
+
+    def placeholder(self, node: fx.Node) -> fx.Node:
+        """A placeholder like this node."""
+        copy = self.graph.placeholder(node.name)
+        copy.meta = dict(node.meta)
+        return copy
+
+    def module(self, like: fx.GraphModule) -> fx.GraphModule:
+        """The graph that was written, with what its nodes name in the old one."""
+        self.graph.lint()
+        return fx.GraphModule(like, self.graph)
+
+
+class _Emitter(GraphWriter):
+    """Writes one graph of a piece.
 
     Generator states and packed copies, which the captured graph does not know, are in
     `states`; they are made only if they are among the storages that are `wanted`.
     """
 
     def __init__(self, piece: Piece, wanted: frozenset[int]) -> None:
-        self.piece = piece
-        self.graph = fx.Graph()
-        self.values: dict[fx.Node, fx.Node] = {}
+        super().__init__()
+        self.piece, self.wanted = piece, wanted
         self.states: dict[int, fx.Node] = {}
-        self.saved: dict[Saved, fx.Node] = {}
-        self.wanted = wanted
-        self.first_tangent: fx.Node | None = None
 
     def forward(self, ops: Sequence[PieceOp]) -> list[Any]:
         for node in self.piece.primals:
@@ -189,15 +210,6 @@ class _Emitter:
         for op in ops:
             self.run(op)
         return [self.map(n) for n in self.piece.gradients]
-
-    def module(self) -> fx.GraphModule:
-        self.graph.lint()
-        return fx.GraphModule(self.piece.joint, self.graph)
-
-    def placeholder(self, node: fx.Node) -> fx.Node:
-        copy = self.graph.placeholder(node.name)
-        copy.meta = dict(node.meta)
-        return copy
 
     # Values.
 
