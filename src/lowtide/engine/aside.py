@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 import torch
 from torch._subclasses import FakeTensor, FakeTensorMode
 
+from lowtide.engine.capture.tensors import span_of
 from lowtide.engine.draws import streams_put_back
 from lowtide.errors import CaptureError
 
@@ -140,9 +141,9 @@ def _fake_again(
     dtype: torch.dtype,
     device: str,
 ) -> torch.Tensor:
-    reach = sum((d - 1) * s for d, s in zip(shape, stride, strict=True)) + 1
     with _mode():
-        flat = torch.empty(offset + max(0, reach), dtype=dtype, device=device)
+        length = offset + span_of(shape, stride)
+        flat = torch.empty(length, dtype=dtype, device=device)
         return flat.as_strided(shape, stride, offset)
 
 

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from lowtide.engine.capture.call import Call, calls_of
 from lowtide.engine.capture.piece import Piece
 from lowtide.engine.capture.record import Recording, compose
-from lowtide.engine.capture.step import piece_op, step_of
+from lowtide.engine.capture.step import own_number, piece_op, step_of
 from lowtide.engine.capture.tensors import bytes_in
 from lowtide.engine.costs.cost import total_cost
 from lowtide.engine.costs.devices import find_device
@@ -95,22 +95,14 @@ def unpriced(source: Piece | Recording, *, name: str = "step") -> Unpriced:
         pieces, step = [source], step_of(source)
     else:
         pieces, step = source.pieces, compose(source, name=name)
-    calls = {
-        op.id: calls_of(piece_op(pieces[op.piece], _own_number(step, op.id)))
-        for op in step.ops
-        if op.piece >= 0 and op.opens < 0 and not op.spends
-    }
+    calls: dict[int, list[Call]] = {}
+    rows = step.pieces
+    for op in step.ops:
+        if op.piece >= 0 and op.opens < 0 and not op.spends:
+            number = own_number(rows[op.piece], op.id)
+            assert number is not None, f"op {op.id} belongs to another piece"
+            calls[op.id] = calls_of(piece_op(pieces[op.piece], number))
     return Unpriced(step, calls)
-
-
-def _own_number(step: StepGraph, number: int) -> int:
-    """An op's number within its own piece (see `step_of`)."""
-    for piece in step.pieces:
-        if number in piece.forward:
-            return number - piece.forward.start
-        if number in piece.backward:
-            return number - piece.backward.start + len(piece.forward) + 1
-    raise AssertionError(f"op {number} belongs to no piece")
 
 
 def with_room_at_turn(step: StepGraph, nbytes: int) -> StepGraph:

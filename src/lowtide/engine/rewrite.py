@@ -27,7 +27,7 @@ from lowtide.engine.capture.piece import (
     PieceOp,
     tensors_of,
 )
-from lowtide.engine.capture.step import piece_op, step_of
+from lowtide.engine.capture.step import own_number, piece_op, step_of
 from lowtide.engine.draws import (
     draw,
     draw_again,
@@ -76,17 +76,15 @@ def orders_of(plan: Plan, piece: Piece, place: int = 0) -> Orders:
         seen = f"the graph that arrived has {len(piece.ops)} ops"
         raise PlanMismatchError(known, step.fingerprint, seen)
     wanted = equal[place % len(equal)]
-    first_backward = len(wanted.forward) + 1
     before: list[int] = []
     after: list[int] = []
-    turned = False
+    order = before
     for number in plan.ops:
-        turned = turned or number == wanted.backward.start - 1
-        order = after if turned else before
-        if number in wanted.forward:
-            order.append(number - wanted.forward.start)
-        elif number in wanted.backward:
-            order.append(number - wanted.backward.start + first_backward)
+        if number == wanted.backward.start - 1:
+            order = after
+        own = own_number(wanted, number)
+        if own is not None:
+            order.append(own)
     simulate(step, with_frees(step, [*before, step.turn, *after]))
     return Orders(before, after)
 

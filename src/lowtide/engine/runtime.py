@@ -94,8 +94,8 @@ class PlannedCall:
         self.watch = Watch()
         self.planning = Planning(name_of(function), asked, self.modules, self.watch)
         self.learning = Learning(self.planning)
-        if isinstance(asked, Settings) and asked.updates_in_backward:
-            self.watch.updates = Updates(asked.optimizer)
+        if self.planning.settings.updates_in_backward:
+            self.watch.updates = Updates(self.planning.settings.optimizer)
         self.num_calls = 0
         self.num_training_calls = 0
         self.is_watching = True
@@ -150,7 +150,7 @@ class PlannedCall:
             self.watch.updates.check(self.modules)
         self.learn_from_last_step()
         self.num_training_calls += 1
-        every = self.asked.verify_every if isinstance(self.asked, Settings) else 0
+        every = self.planning.settings.verify_every
         if every == 0 or (self.num_training_calls - 1) % every:
             return self.run_route(inputs)
         if self.check is not None:
@@ -227,7 +227,7 @@ class PlannedCall:
         try:
             decide = self.planning.decide_together(self.function, inputs)
         except CaptureError as error:
-            if isinstance(self.asked, Plan):
+            if self.planning.given is not None:
                 raise
             return self.run_unplanned(route, reason_of(error), inputs)
         except LowtideError:
@@ -270,9 +270,8 @@ class PlannedCall:
         except Exception as error:
             cause = explain_failure(error, handled)
             can_fall_back = isinstance(cause, CaptureError | TorchDynamoException)
-            if isinstance(cause, LowtideError) and (
-                isinstance(self.asked, Plan) or not can_fall_back
-            ):
+            must_hold = self.planning.given is not None or not can_fall_back
+            if isinstance(cause, LowtideError) and must_hold:
                 raise cause from None
             if not (can_fall_back or is_whole) or self.planning.has_run:
                 raise
@@ -341,14 +340,15 @@ class PlannedCall:
     def learn_from_last_step(self) -> None:
         """Plan anew if the last step was another than it was taken for."""
         news = self.learning.news()
-        if news and not isinstance(self.asked, Plan):
-            log.info("planning anew: %s", news)
-            if self.learning.reads_anew or not self.planning.route.is_whole:
-                self.learning.reads_anew = False
-                self.forget()
-            else:
-                self.watch.generation += 1
-                self.planning.start_anew()
+        if not news:
+            return
+        log.info("planning anew: %s", news)
+        if self.learning.reads_anew or not self.planning.route.is_whole:
+            self.learning.reads_anew = False
+            self.forget()
+        else:
+            self.watch.generation += 1
+            self.planning.start_anew()
 
     def forget(self) -> None:
         """Let go of all plans and what was compiled for them."""

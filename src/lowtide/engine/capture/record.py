@@ -16,11 +16,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from lowtide.engine.capture.piece import Piece
 from lowtide.engine.capture.step import step_of
-from lowtide.engine.capture.tensors import result_bytes, storage_key, tensors_in
+from lowtide.engine.capture.tensors import (
+    Seeing,
+    result_bytes,
+    storage_key,
+    tensors_in,
+)
 from lowtide.step.graph import Op, Phase, Region, StepGraph, Storage, check_graph
 
 
@@ -74,7 +78,7 @@ class Recording:
         )
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(Seeing):
     """Writes down every op that reaches the dispatcher outside the pieces."""
 
     def __init__(self) -> None:
@@ -83,23 +87,15 @@ class Recorder(TorchDispatchMode):
         self.inside = 0
         self._alive: list[Any] = []
 
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Dynamo may compile under this mode; what it does inside is not the step's."""
-        return True
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        outputs = func(*args, **(kwargs or {}))
-        if not self.inside:
-            reads = self.keys((args, kwargs))
-            made = self.keys(outputs, func, tensors_in((args, kwargs)))
-            writes = tuple(k for k in made if k not in reads)
-            stretch = self.recording.events[-1]
-            if writes and isinstance(stretch, list):
-                stretch.append(OutsideCall(reads, writes))
-        return outputs
+    def see(self, op: Any, args: Any, kwargs: Any, outputs: Any) -> None:
+        if self.inside:
+            return
+        reads = self.keys((args, kwargs))
+        made = self.keys(outputs, op, tensors_in((args, kwargs)))
+        writes = tuple(k for k in made if k not in reads)
+        stretch = self.recording.events[-1]
+        if writes and isinstance(stretch, list):
+            stretch.append(OutsideCall(reads, writes))
 
     def keys(
         self, tree: Any, maker: Any = None, given: Sequence[torch.Tensor] = ()

@@ -8,6 +8,7 @@ from dataclasses import replace
 from lowtide.engine.capture.call import calls_of, module_of, source_of
 from lowtide.engine.capture.checkpointed import checkpointed_peak_bytes, part_of
 from lowtide.engine.capture.piece import UPDATES, Piece, PieceOp, tensors_of
+from lowtide.step.fields import PieceOps
 from lowtide.step.graph import FOLDED, Op, Region, StepGraph, check_graph
 
 ALIGNMENT_BYTES = {"cpu": 64, "cuda": 512}
@@ -68,6 +69,15 @@ def step_with(piece: Piece, ops: Sequence[Op]) -> StepGraph:
     )
     check_graph(step)
     return step
+
+
+def own_number(piece: PieceOps, number: int) -> int | None:
+    """The number in its own step of an op of a larger one, if it is this piece's."""
+    if number in piece.forward:
+        return number - piece.forward.start
+    if number in piece.backward:
+        return number - piece.backward.start + len(piece.forward) + 1
+    return None
 
 
 def piece_op(piece: Piece, number: int) -> PieceOp:
