@@ -273,15 +273,16 @@ def profile(
         loss=loss or default_loss,
         name=name or type(model).__name__.lower(),
     )
-    if seen.whole is None:
+    visits = max(number for _, number in seen)
+    if visits > 1:
         raise CaptureError(
-            f"one of its graphs runs {max(seen.visits)} times in a step, with a graph "
-            "break in between",
+            f"one of its graphs runs {visits} times in a step, with a graph break in "
+            "between",
             fix="Remove the graph break, or use lowtide.optimize, which plans such a "
             "model with one order for all runs of a graph",
         )
     pricing: Any = {"how": how, "device": device, "cache": cache, "progress": progress}
-    step = prepare(seen.whole, modules, **pricing)
+    step = prepare(seen[0][0], modules, **pricing)
     if optimizer is None:
         return step
     owner = model if isinstance(model, nn.Module) else None

@@ -180,7 +180,7 @@ class Planning:
         the lowest peak, and planned again when the code outside has been seen.
         """
         if self.in_flight > 1:
-            return self.plan_shares([piece], [self.in_flight])[0]
+            return self.plan_shares([(piece, self.in_flight)])[0]
         step = self.bare = self.prepared(piece)
         if self.outside is not None:
             return self.plan(with_outside(step, self.outside))
@@ -274,35 +274,30 @@ class Planning:
             log.info("no dry run: %r", error)
             self.watch.visits = {}
             return self.decide_next
-        if seen.whole is not None:
-            whole = seen.whole
-            return self.decide_by(
-                self.within_budget(lambda: self.plan(self.prepared(whole)))
-            )
-        return self.decide_by(
-            *self.within_budget(lambda: self.plan_shares(seen.pieces, seen.visits))
-        )
+        return self.decide_by(*self.within_budget(lambda: self.plan_seen(seen)))
+
+    def plan_seen(self, seen: Sequence[tuple[Unpriced, int]]) -> list[Plan]:
+        """Plans for what a dry run saw."""
+        if len(seen) == 1 and seen[0][1] == 1:
+            return [self.plan(self.prepared(seen[0][0]))]
+        return self.plan_shares(seen)
 
     def plan_foreseen(self) -> list[Plan]:
         """Plans for the graphs of the first step, which has been trained by now."""
-        pieces, visits = zip(*self.foreseen, strict=True)
         try:
-            return self.within_budget(lambda: self.plan_shares(pieces, visits))
+            return self.within_budget(lambda: self.plan_shares(self.foreseen))
         except BudgetTooSmallError as error:
             warn(f"{self.name}: {error} The step is run at that peak.")
-            return self.plan_shares(pieces, visits, budget=error.floor_bytes)
+            return self.plan_shares(self.foreseen, budget=error.floor_bytes)
 
     def plan_shares(
-        self,
-        pieces: Sequence[Piece | Unpriced],
-        visits: Sequence[int],
-        budget: Any = None,
+        self, graphs: Sequence[tuple[Piece | Unpriced, int]], budget: Any = None
     ) -> list[Plan]:
         """A plan for each of several graphs that run so many times in a step."""
-        steps = [self.prepared(piece) for piece in pieces]
+        steps = [self.prepared(graph) for graph, _ in graphs]
         plans, peak_bytes, budget_bytes = plans_by_share(
             steps,
-            visits,
+            [visits for _, visits in graphs],
             self.settings.budget if budget is None else budget,
             lambda step, limit: self.search(step, limit, 1 / 8 / len(steps)),
         )

@@ -20,13 +20,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import fx
 
-from lowtide.engine.capture.piece import (
-    NUMBERS,
-    Follower,
-    Piece,
-    PieceOp,
-    tensors_of,
-)
+from lowtide.engine.capture.piece import NUMBERS, Follower, Piece, PieceOp, tensors_of
 from lowtide.engine.capture.step import own_number, piece_op, step_of
 from lowtide.engine.draws import (
     draw,

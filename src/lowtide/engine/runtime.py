@@ -32,13 +32,7 @@ from torch.utils import _pytree as pytree
 
 from lowtide.engine.bits import Unchanged
 from lowtide.engine.capture.tensors import tensors_in
-from lowtide.engine.compile import (
-    Inner,
-    Refusal,
-    compiled,
-    explain_failure,
-    reason_of,
-)
+from lowtide.engine.compile import Inner, Refusal, compiled, explain_failure, reason_of
 from lowtide.engine.learning import Learning
 from lowtide.engine.notices import warn
 from lowtide.engine.planning import MOST_PIECES, Planning, Route, Settings
@@ -285,9 +279,8 @@ class PlannedCall:
             route.run = call
             return outputs
         if not any(v.requires_grad for v in tensors_in(outputs)):
-            cause = ""
-            if self.watch.unplanned:
-                cause = "nothing in the captured graph requires a gradient"
+            cause = "nothing in the captured graph requires a gradient"
+            cause = cause if self.watch.unplanned else ""
             raise NoTrainingGraphError(self.planning.name, cause)
         warn(
             f"{self.planning.name}: nothing of this step could be captured, so it runs "
@@ -311,11 +304,10 @@ class PlannedCall:
         """Whether a backward may follow."""
         if not torch.is_grad_enabled():
             return False
-        learning = [
-            m for m in self.modules if any(p.requires_grad for p in m.parameters())
-        ]
-        is_training = any(m.training for m in learning or self.modules)
-        return not self.modules or is_training or self.trains_in_evaluation
+        if not self.modules or self.trains_in_evaluation:
+            return True
+        learning = filter(_can_learn, self.modules)
+        return any(m.training for m in [*learning] or self.modules)
 
     def run_in_evaluation(self, inputs: Inputs) -> Any:
         """Run it unplanned, and notice if a gradient is taken all the same."""
@@ -429,6 +421,10 @@ class PlannedCall:
             yield
         finally:
             self.is_watching, self.learning.is_paused = before, False
+
+
+def _can_learn(module: nn.Module) -> bool:
+    return any(p.requires_grad for p in module.parameters())
 
 
 def _has_backward_hooks(module: nn.Module) -> bool:

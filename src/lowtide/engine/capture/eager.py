@@ -34,6 +34,7 @@ from torch.fx.experimental import proxy_tensor
 
 from lowtide.engine.capture import gaps, recurrent
 from lowtide.engine.capture.prod import product
+from lowtide.engine.draws import masking_scale
 from lowtide.engine.seam import saving_as_it_comes
 
 aten = torch.ops.aten
@@ -241,7 +242,7 @@ def _scale_forward(node: fx.Node) -> None:
     value = node.meta["val"][0]
     items = {user.args[1]: user for user in node.users}
     scale = _scale_of_eager(value, share_dropped)
-    if scale is None or scale == _rounded(1 / (1 - share_dropped), value.dtype):
+    if scale is None or scale == masking_scale(value, share_dropped):
         return
     graph = node.graph
     if 1 not in items:  # no gradient is asked for
@@ -271,7 +272,3 @@ def _scale_of_eager(value: torch.Tensor, share_dropped: Any) -> float | None:
     if value.device.type != "cpu":
         return None
     return torch.ones((), dtype=value.dtype).div_(1 - share_dropped).item()
-
-
-def _rounded(number: float, dtype: torch.dtype) -> float:
-    return torch.tensor(number, dtype=dtype).item()

@@ -19,12 +19,7 @@ import torch
 
 from lowtide.engine.capture.piece import Piece
 from lowtide.engine.capture.step import step_of
-from lowtide.engine.capture.tensors import (
-    Seeing,
-    result_bytes,
-    storage_key,
-    tensors_in,
-)
+from lowtide.engine.capture.tensors import Seeing, result_bytes, storage_key, tensors_in
 from lowtide.step.graph import Op, Phase, Region, StepGraph, Storage, check_graph
 
 

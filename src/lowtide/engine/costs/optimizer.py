@@ -79,12 +79,20 @@ class _Trained(NamedTuple):
     gradient: Any
 
 
+class _State(NamedTuple):
+    """An entry of the optimizer's state, and the fake parameter that it is for."""
+
+    name: str
+    owner: Any
+    tensor: torch.Tensor
+
+
 @dataclass(slots=True)
 class _Update:
     """A watched update. Keys are those of fake storages, which `alive` keeps unique."""
 
     trained: list[_Trained]
-    state: dict[int, tuple[str, torch.Tensor]] = field(default_factory=dict)
+    state: dict[int, _State] = field(default_factory=dict)
     calls: list[_Seen] = field(default_factory=list)
     made: dict[int, torch.Tensor] = field(default_factory=dict)
     alive: list[Any] = field(default_factory=list)
@@ -113,7 +121,7 @@ def update_bytes(optimizer: torch.optim.Optimizer) -> UpdateBytes:
         highest = max(highest, live)
         done = [k for k in (*seen.reads, *seen.writes) if last.get(k, -1) <= number]
         live -= bytes_in([update.made[k] for k in done if k in update.made])
-    return UpdateBytes(bytes_in([t for _, t in update.state.values()]), highest)
+    return UpdateBytes(bytes_in([s.tensor for s in update.state.values()]), highest)
 
 
 def optimizer_of(modules: Iterable[torch.nn.Module]) -> torch.optim.Optimizer | None:
@@ -140,7 +148,12 @@ def _watch(optimizer: torch.optim.Optimizer) -> _Update:
     try:
         with _WithoutResult():
             step_without_hooks(double)
-        update.state = _state(double, trained)
+        update.state = {
+            storage_key(leaf): _State(name, owner, leaf)
+            for owner, entries in double.state.items()
+            for name, value in entries.items()
+            for leaf in tensors_in(value)
+        }
         with _Watcher(update):
             step_without_hooks(double)
     except (TypeError, RuntimeError) as error:
@@ -220,19 +233,6 @@ def _fake_state(value: Any, mode: FakeTensorMode) -> Any:
     # Step counts are read as numbers, so they stay real.
     is_fake = isinstance(value, FakeTensor)
     return torch.ones((), dtype=value.dtype) if is_fake else value.detach().clone()
-
-
-def _state(
-    double: torch.optim.Optimizer, trained: list[_Trained]
-) -> dict[int, tuple[str, torch.Tensor]]:
-    """Every storage of the optimizer's state, named after its entry and parameter."""
-    places = {id(fake): number for number, (_, fake, _) in enumerate(trained)}
-    return {
-        storage_key(leaf): (f"{name} of {places.get(id(owner), '?')}", leaf)
-        for owner, entries in double.state.items()
-        for name, value in entries.items()
-        for leaf in tensors_in(value)
-    }
 
 
 class _WithoutResult(TorchDispatchMode):
@@ -333,13 +333,11 @@ def _append(
     for number, (_, fake, gradient) in enumerate(update.trained):
         add(fake, f"parameter {number}", "parameter")
         add(gradient, f"grad of {number}", "gradient")
-    named = {
-        str(number): storages[place[storage_key(fake)]].name
-        for number, (_, fake, _) in enumerate(update.trained)
+    names = {
+        id(t.fake): storages[place[storage_key(t.fake)]].name for t in update.trained
     }
-    for label, tensor in update.state.values():
-        entry, _, owner = label.rpartition(" of ")
-        add(tensor, f"{entry} of {named.get(owner, owner)}", "optimizer_state")
+    for entry, owner, tensor in update.state.values():
+        add(tensor, f"{entry} of {names.get(id(owner), '?')}", "optimizer_state")
     for tensor in update.made.values():
         name = f"optimizer temporary {len(storages)}"
         add(tensor, name, "temporary", stays=False)
