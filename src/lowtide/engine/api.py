@@ -167,10 +167,8 @@ def _install(model: Any, asked: Settings | Plan, inner: Inner) -> Any:
     function = model._call_impl if is_module else model
 
     def check(inputs: Inputs) -> None:
-        result = _both_ways(
-            function, asked, modules, inputs, None, measured=False, inner=inner
-        )
-        result.raise_if_failed()
+        fresh = PlannedCall(function, asked, modules, inner=inner)
+        _both_ways(fresh, inputs, measured=False).raise_if_failed()
 
     if is_module and is_trained_by_method(model):
         function = method_of(model)
@@ -321,37 +319,24 @@ def verify(
     asked = plan or Settings(budget=budget, planner=planner)
     if call is not None and plan is None and budget is None:
         asked = call.plans[-1] if call.plans else call.asked
+    inner = "eager" if call is None else call.inner
+    fresh = PlannedCall(restore_function(model), asked, modules_of(model), inner=inner)
     with nullcontext() if call is None else call.unwatched():
-        return _both_ways(
-            restore_function(model),
-            asked,
-            modules_of(model),
-            arguments_of(batch),
-            loss,
-            measured=measured,
-            inner="eager" if call is None else call.inner,
-        )
+        return _both_ways(fresh, arguments_of(batch), loss, measured=measured)
 
 
 def _both_ways(
-    function: Callable[..., Any],
-    asked: Settings | Plan,
-    modules: list[nn.Module],
-    inputs: Inputs,
-    loss: Loss | None,
-    *,
-    measured: bool,
-    inner: Inner = "eager",
+    call: PlannedCall, inputs: Inputs, loss: Loss | None = None, *, measured: bool
 ) -> Verification:
-    """Run a training step plain and planned, and compare."""
-    call = PlannedCall(function, asked, modules, inner=inner)
+    """Run a training step plain and planned, and compare. The call is a fresh one."""
+    modules = list(call.modules)
     call.is_watching = False
     # The caller's own tensors stay out of it: their graph and gradients are theirs.
     inputs = pytree.tree_map(_on_its_own, inputs)
     plain, planned = (training_step(f, loss, inputs) for f in (call.plain, call))
     expected, actual = numbers_of(plain, modules), numbers_of(planned, modules)
     _check_ran_planned(call, "verify")
-    plan = asked if isinstance(asked, Plan) else call.plans[0]
+    plan = call.asked if isinstance(call.asked, Plan) else call.plans[0]
     measurement = None
     if measured:
         with preserved(modules):

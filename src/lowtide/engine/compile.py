@@ -211,20 +211,17 @@ def _compile(
             inference_compiler=graph.compile_inference,
             partition_fn=graph.partition,
         )(gm, list(example_inputs))
-    is_first = True
 
     def call(*args: Any) -> Any:
-        nonlocal is_first
-        if is_first and graph.piece is not None:
-            graph.sums.start(args)
-        is_first = False
+        if graph.piece is None:
+            return run(*args)
+        graph.sums.start(args)
         outputs = run(*args)
-        if graph.piece is not None:
-            watch.hold(graph.piece, outputs)
-            node = compiled_node(outputs)
-            if node is not None and len(graph.piece.tangents) > 1:
-                # Missing gradients are passed on, instead of zeros in their place.
-                node.set_materialize_grads(False)
+        watch.hold(graph.piece, outputs)
+        node = compiled_node(outputs)
+        if node is not None and len(graph.piece.tangents) > 1:
+            # Missing gradients are passed on, instead of zeros in their place.
+            node.set_materialize_grads(False)
         return outputs
 
     return call

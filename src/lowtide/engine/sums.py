@@ -32,12 +32,14 @@ class SumWatch:
     def __init__(self, piece: Piece, names: dict[int, str], told: set[str]) -> None:
         self.places = _summed(piece)
         self.names, self.told = names, told
+        self.is_first = True
         self.sums: dict[int, int] = {}
         self.hooks: list[Any] = []
 
     def start(self, inputs: Any) -> None:
         """Before the first forward: listen at the parameters, if they are real."""
-        if any(isinstance(value, FakeTensor) for value in inputs):
+        is_first, self.is_first = self.is_first, False
+        if not is_first or any(isinstance(value, FakeTensor) for value in inputs):
             return
         for place in self.places.values():
             parameter = inputs[place]
