@@ -25,7 +25,7 @@ _MOST_GROWTH = 1.5
 # which this part is not used.
 _LEAST_OVERHEAD = 0.02
 _LEAST_ROOM = 0.05
-# Schedules are searched for so many peaks between the budget and the baseline.
+# How many peaks between the budget and the baseline schedules are searched for.
 _RUNGS = 4
 
 

@@ -1,4 +1,4 @@
-"""Backwards for gradients that arrive otherwise than was planned for."""
+"""Backwards for gradients that do not arrive as planned."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def surroundings_of(module: fx.GraphModule) -> Iterator[None]:
 
 
 class OtherBackwards:
-    """Backwards of one graph for gradients that arrive otherwise than was planned for.
+    """Backwards of one graph for gradients that do not arrive as planned.
 
     That is, for other outputs, in another layout, or under autocast. What is traced for
     them is brought into the form of what was planned by `as_planned`. They start from

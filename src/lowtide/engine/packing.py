@@ -212,7 +212,7 @@ _DIMENSION_OF = {
     aten.cummax.default: 1,
     aten.cummin.default: 1,
 }
-# Ops that return indices into their last so many dimensions together.
+# Ops that return indices into their last dimensions taken together, and how many.
 _PLANE_OF = {
     aten.max_pool3d_with_indices.default: 3,
     aten.max_pool2d_with_indices.default: 2,

@@ -196,7 +196,7 @@ class Planning:
             return self.remember(step, lowest)
 
     def within_budget(self, plan: Callable[[], T]) -> T:
-        """What this plans, if need be without what was only found beside the step."""
+        """What `plan` returns, if need be without what was only found along the way."""
         try:
             return plan()
         except BudgetTooSmallError as error:
@@ -293,7 +293,7 @@ class Planning:
     def plan_shares(
         self, graphs: Sequence[tuple[Piece | Unpriced, int]], budget: Any = None
     ) -> list[Plan]:
-        """A plan for each of several graphs that run so many times in a step."""
+        """A plan for each of several graphs, which run this often in a step."""
         steps = [self.prepared(graph) for graph, _ in graphs]
         plans, peak_bytes, budget_bytes = plans_by_share(
             steps,

@@ -127,7 +127,7 @@ def with_outside(step: StepGraph, outside: Outside) -> StepGraph:
 
 
 def with_beside(step: StepGraph, nbytes: int) -> StepGraph:
-    """The step with so many bytes more in memory all along."""
+    """The step with this many more bytes in memory from beginning to end."""
     return _with_resident(step, "beside the planned graphs", "temporary", nbytes)
 
 

@@ -310,7 +310,7 @@ class PlannedCall:
         return any(m.training for m in [*learning] or self.modules)
 
     def run_in_evaluation(self, inputs: Inputs) -> Any:
-        """Run it unplanned, and notice if a gradient is taken all the same."""
+        """Run it unplanned, and notice if a gradient is computed nevertheless."""
         outputs = inputs.call(self.function)
         if torch.is_grad_enabled() and self.is_watching:
             for value in tensors_in(outputs):
@@ -330,7 +330,7 @@ class PlannedCall:
         )
 
     def learn_from_last_step(self) -> None:
-        """Plan anew if the last step was another than it was taken for."""
+        """Plan again if the last step was not what the plan took it for."""
         news = self.learning.news()
         if not news:
             return

@@ -96,7 +96,7 @@ def _together(
     sequences: Sequence[Sequence[int]],
     visits: Sequence[int],
 ) -> int:
-    """Most bytes of a step in which every graph runs so many times.
+    """Most bytes of a step in which each graph runs this many times.
 
     Each run holds from its forward to its backward what is alive at its turn: what it
     keeps for itself, and its outputs, which the next run starts from. Beside all that

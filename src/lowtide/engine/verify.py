@@ -78,7 +78,7 @@ class Numbers:
     loss: torch.Tensor
     gradients: dict[str, torch.Tensor | None]
     buffers: dict[str, torch.Tensor]
-    generator: torch.Tensor  # the states of all generators, one behind the other
+    generator: torch.Tensor  # the states of all generators, concatenated
 
 
 def numbers_of(step: Callable[[], torch.Tensor], modules: list[nn.Module]) -> Numbers:

@@ -1,4 +1,4 @@
-"""Where capture computes otherwise than the same step without it, and how it is undone.
+"""Where capture computes other numbers than eager does, and how that is undone.
 
 NOTE(torch>=2.13,<2.14): reaches into the Python dispatcher's tables (`py_kernels`,
 `_dispatch_cache`), replaces a few functions of AOTAutograd and `proxy_tensor`, and
@@ -139,7 +139,7 @@ def _restrided(
 def _kernels_of_eager() -> Iterator[None]:
     """Hide the kernels that torch has in Python to decompose ops before autograd.
 
-    They are there for symbolic shapes, which we do not have, and round otherwise than
+    They are there for symbolic shapes, which we do not have, and round differently from
     the kernels of eager. Those that tell tracing what eager's kernel does (`_KEPT`)
     stay. Some ops get one of ours; dropout does because the mask of `native_dropout`
     takes a byte where eager's noise takes a number.

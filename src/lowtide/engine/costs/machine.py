@@ -119,7 +119,7 @@ def is_counting_possible() -> bool:
 def start_counting() -> None:
     """Note what this thread allocates on the CPU from here on.
 
-    NOTE(torch>=2.13,<2.14): the old profiler hands out its memory events as such.
+    NOTE(torch>=2.13,<2.14): only the old profiler hands out single memory events.
     """
     settings = _autograd.ProfilerConfig(
         _autograd.ProfilerState.CPU,

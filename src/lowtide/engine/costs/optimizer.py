@@ -99,7 +99,7 @@ class _Update:
 
 
 class UpdateBytes(NamedTuple):
-    """What an optimizer needs: its state for good, more while it updates."""
+    """What an optimizer needs: its state all the time, more while it updates."""
 
     state: int
     temporaries: int

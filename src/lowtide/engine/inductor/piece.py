@@ -318,7 +318,7 @@ class _Reader:
                     yield self.copy_of(tensors_of(node)[0].numel(), draws=True)
 
     def copy_of(self, number: int, *, draws: bool = False) -> Call:
-        """A call that copies so many bytes, or draws so many numbers."""
+        """A call that copies this many bytes, or draws this many numbers."""
         # Sizes that are about the same are measured once.
         digits = max(0, len(str(number)) - 2)
         number = max(64, -(-number // 10**digits) * 10**digits)
