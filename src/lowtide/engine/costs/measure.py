@@ -41,7 +41,7 @@ _LEAST_SCRATCH_BYTES = 1024
 
 def measure_calls(
     calls: Sequence[Call], device: torch.device, room_bytes: int | None = None
-) -> Iterator[Measured]:
+) -> Iterator[MeasuredCall]:
     """Measure each call, and yield it as soon as something is known of it.
 
     The random-number state of the process is the same afterwards. A group and what
@@ -68,7 +68,7 @@ def _groups(calls: Sequence[Call], limit_bytes: int) -> list[list[Call]]:
 
 
 @dataclass(slots=True)
-class Measured:
+class MeasuredCall:
     """A call: how to run it, and what has been seen of it so far.
 
     If it cannot run alone, `error` says why.
@@ -108,7 +108,7 @@ class Measured:
 
 def _measure_group(
     group: Sequence[Call], device: torch.device, sweeper: _Sweeper
-) -> list[Measured]:
+) -> list[MeasuredCall]:
     clock = _CudaClock() if device.type == "cuda" else _HostClock()
     prepared = [_prepare(call, device) for call in group]
     sweep_bytes = sweeper.cache_bytes - sum(map(size_bytes, group))
@@ -145,9 +145,9 @@ def _enough(runs: int, spent: float) -> bool:
     return runs >= _MOST_RUNS or (runs >= _LEAST_RUNS and spent > _GROUP_SECONDS)
 
 
-def _prepare(call: Call, device: torch.device) -> Measured:
+def _prepare(call: Call, device: torch.device) -> MeasuredCall:
     """Arguments with which the call runs, found by running it."""
-    ready = Measured(call)
+    ready = MeasuredCall(call)
     # Whole numbers of unknown meaning: one divides, and index 0 is always there.
     for whole_number in (1, 0):
         try:
@@ -162,7 +162,7 @@ def _prepare(call: Call, device: torch.device) -> Measured:
     return ready
 
 
-def _scratch(p: Measured, device: torch.device) -> int:
+def _scratch(p: MeasuredCall, device: torch.device) -> int:
     """Run the op; return the bytes that it takes beyond its results and gives back.
 
     The first run may also set things up for good (compiled kernels, packed weights), so
