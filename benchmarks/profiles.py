@@ -79,7 +79,7 @@ def main() -> None:
 
 def calibration() -> dict[str, Any]:
     """Describe this machine, and say how long that took."""
-    from lowtide.engine.costs import calibrate
+    from lowtide.engine.costs.calibrate import calibrate
 
     begin = time.perf_counter()
     device = calibrate()
@@ -92,7 +92,7 @@ def one_model(name: str) -> dict[str, Any]:
     """Everything about one model."""
     import lowtide
     from lowtide import models
-    from lowtide.engine.costs import ledger
+    from lowtide.engine.costs.ledger import ledger
 
     note(f"{name}: building")
     example = models.build(name, **MODELS.get(name, {}))

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import lowtide
 from lowtide.engine.capture.tensors import result_bytes, storage_key, tensors_in
-from lowtide.engine.costs import ledger
+from lowtide.engine.costs.ledger import ledger
 from tests.exactness.ops import differentiable, samples_of
 
 KEEP_THEIR_BUFFER = {

@@ -12,13 +12,14 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from lowtide.engine.capture.call import Call
-from lowtide.engine.costs import Cost, costs
 from lowtide.engine.costs import cache as cache_module
 from lowtide.engine.costs import prices as costs_module
 from lowtide.engine.costs.cache import CostCache, Entry
+from lowtide.engine.costs.cost import Cost
 from lowtide.engine.costs.devices import find_device, save_device
 from lowtide.engine.costs.inputs import real_arguments, span_bytes
 from lowtide.engine.costs.machine import count_allocations
+from lowtide.engine.costs.prices import costs
 from lowtide.errors import InvalidArgumentError, OutputError
 
 aten = torch.ops.aten

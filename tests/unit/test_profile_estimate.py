@@ -6,9 +6,9 @@ from torch._subclasses import FakeTensorMode
 
 from lowtide import models, profile
 from lowtide.engine.capture.call import Call
-from lowtide.engine.costs import available_devices, costs, find_device
-from lowtide.engine.costs.devices import save_device
+from lowtide.engine.costs.devices import available_devices, find_device, save_device
 from lowtide.engine.costs.estimate import estimate
+from lowtide.engine.costs.prices import costs
 from lowtide.engine.costs.work import work_of
 from lowtide.errors import InvalidArgumentError
 

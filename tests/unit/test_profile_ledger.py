@@ -5,7 +5,7 @@ import torch
 
 import lowtide
 from lowtide import models
-from lowtide.engine.costs import ledger
+from lowtide.engine.costs.ledger import ledger
 
 
 def test_bytes_come_and_go():

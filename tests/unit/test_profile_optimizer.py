@@ -6,7 +6,7 @@ from torch._subclasses import FakeTensorMode
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from lowtide import planners, simulate
-from lowtide.engine.costs import update_bytes, with_optimizer
+from lowtide.engine.costs.optimizer import update_bytes, with_optimizer
 from lowtide.errors import InvalidArgumentError
 from lowtide.step.graph import StepGraph
 from lowtide.step.schedule import with_frees
@@ -85,7 +85,7 @@ def test_state_is_resident_and_the_update_is_ops(step, name):
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_the_predicted_update_holds_what_the_real_one_does(step, name):
-    from lowtide.engine.costs import ledger
+    from lowtide.engine.costs.ledger import ledger
 
     make, _ = OPTIMIZERS[name]
     module = model()

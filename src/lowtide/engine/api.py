@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from lowtide import planners
 from lowtide.engine.compile import Inner
-from lowtide.engine.costs import with_optimizer
+from lowtide.engine.costs.optimizer import with_optimizer
 from lowtide.engine.meter import (
     Measurement,
     measure_steps,
@@ -45,7 +45,7 @@ from lowtide.engine.training import (
     default_loss,
     training_step,
 )
-from lowtide.engine.verify import Verification, compare
+from lowtide.engine.verify import Verification, compare, numbers_of
 from lowtide.errors import CaptureError, InvalidArgumentError, NoTrainingGraphError
 from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan
@@ -99,6 +99,9 @@ def optimize(
             'Write budget="6 GiB"',
         )
     to_bytes(budget, baseline_bytes=1 << 40)
+    _check_choice("update", update, "after", "in_backward")
+    if update == "in_backward" and verify:
+        raise _cannot_repeat("optimize(verify=...)")
     if verify < 0:
         raise InvalidArgumentError(
             f"verify={verify}", "it is negative", "Write True, or a number of steps"
@@ -109,31 +112,27 @@ def optimize(
         optimizer=optimizer,
         time_limit=time_limit,
         cache=cache,
-        updates_in_backward=_is_in_backward(update, verify),
-        verify_every=_how_often(verify, update),
+        updates_in_backward=update == "in_backward",
+        # With a torch that was never tried, the first step is compared in any case;
+        # updates run only once.
+        verify_every=_FIRST_ONLY
+        if verify is True or (not verify and update == "after" and should_verify())
+        else int(verify),
     )
     planners.load(settings.planner)
     return _install(model, settings, inner)
 
 
-def _how_often(verify: bool | int, update: str) -> int:
-    """Before every so manieth call. True means before the first one, and no other.
-
-    So is it with a torch that was never tried, but for updates, which run only once.
-    """
-    if verify is True or (not verify and should_verify() and update == "after"):
-        return sys.maxsize
-    return int(verify)
+# Before every n-th call, with an n that is never reached again.
+_FIRST_ONLY = sys.maxsize
 
 
-def _is_in_backward(update: str, verify: bool | int) -> bool:
-    if update not in ("after", "in_backward"):
+def _check_choice(name: str, given: str, *choices: str) -> None:
+    if given not in choices:
+        known = " or ".join(map(repr, choices))
         raise InvalidArgumentError(
-            f"update={update!r}", "it is neither", "Write 'after' or 'in_backward'"
+            f"{name}={given!r}", "it is neither", f"Write {known}"
         )
-    if update == "in_backward" and verify:
-        raise _cannot_repeat("optimize(verify=...)")
-    return update == "in_backward"
 
 
 def _cannot_repeat(what: str) -> InvalidArgumentError:
@@ -155,10 +154,7 @@ def apply(model: Any, plan: Plan, *, inner: Inner = "eager") -> Any:
 
 
 def _install(model: Any, asked: Settings | Plan, inner: Inner) -> Any:
-    if inner not in ("eager", "inductor"):
-        raise InvalidArgumentError(
-            f"inner={inner!r}", "it is neither", "Write 'eager' or 'inductor'"
-        )
+    _check_choice("inner", inner, "eager", "inductor")
     if inner == "inductor" and getattr(asked, "updates_in_backward", False):
         raise InvalidArgumentError(
             'inner="inductor" with update="in_backward"',
@@ -171,14 +167,12 @@ def _install(model: Any, asked: Settings | Plan, inner: Inner) -> Any:
     function = model._call_impl if is_module else model
 
     def check(inputs: Inputs) -> None:
-        result = _both_ways(
-            function, asked, modules, inputs, None, measured=False, inner=inner
-        )
-        result.raise_if_failed()
+        fresh = PlannedCall(function, asked, modules, inner=inner)
+        _both_ways(fresh, inputs, measured=False).raise_if_failed()
 
     if is_module and is_trained_by_method(model):
         function = method_of(model)
-        PlannedMethod(model, asked, check).install()
+        PlannedMethod(model, asked, check)
         return model
     call = PlannedCall(function, asked, modules, check, inner)
     if not is_module:
@@ -221,7 +215,7 @@ def restore(model: Any) -> Any:
     if call is not None:
         call.learning.end()
     if isinstance(call, PlannedMethod):
-        call.remove()
+        del vars(model)[METHOD]
     elif call is not None:
         model._compiled_call_impl = None
     return model
@@ -267,10 +261,7 @@ def profile(
     `output.loss`, the output if that is one number, or else the sum of what the model
     returns. Values are never looked at, so NaNs in the batch change nothing.
     """
-    if how not in ("measure", "estimate"):
-        raise InvalidArgumentError(
-            f"how={how!r}", "it is neither", "Write how='measure' or how='estimate'"
-        )
+    _check_choice("how", how, "measure", "estimate")
     _check_callable(model, "profile")
     modules = modules_of(model)
     seen = look(
@@ -280,15 +271,16 @@ def profile(
         loss=loss or default_loss,
         name=name or type(model).__name__.lower(),
     )
-    if seen.whole is None:
+    visits = max(number for _, number in seen)
+    if visits > 1:
         raise CaptureError(
-            f"one of its graphs runs {max(seen.visits)} times in a step, with a graph "
-            "break in between",
+            f"one of its graphs runs {visits} times in a step, with a graph break in "
+            "between",
             fix="Remove the graph break, or use lowtide.optimize, which plans such a "
             "model with one order for all runs of a graph",
         )
     pricing: Any = {"how": how, "device": device, "cache": cache, "progress": progress}
-    step = prepare(seen.whole, modules, **pricing)
+    step = prepare(seen[0][0], modules, **pricing)
     if optimizer is None:
         return step
     owner = model if isinstance(model, nn.Module) else None
@@ -327,51 +319,32 @@ def verify(
     asked = plan or Settings(budget=budget, planner=planner)
     if call is not None and plan is None and budget is None:
         asked = call.plans[-1] if call.plans else call.asked
+    inner = "eager" if call is None else call.inner
+    fresh = PlannedCall(restore_function(model), asked, modules_of(model), inner=inner)
     with nullcontext() if call is None else call.unwatched():
-        return _both_ways(
-            restore_function(model),
-            asked,
-            modules_of(model),
-            arguments_of(batch),
-            loss,
-            measured=measured,
-            inner="eager" if call is None else call.inner,
-        )
+        return _both_ways(fresh, arguments_of(batch), loss, measured=measured)
 
 
 def _both_ways(
-    function: Callable[..., Any],
-    asked: Settings | Plan,
-    modules: list[nn.Module],
-    inputs: Inputs,
-    loss: Loss | None,
-    *,
-    measured: bool,
-    inner: Inner = "eager",
+    call: PlannedCall, inputs: Inputs, loss: Loss | None = None, *, measured: bool
 ) -> Verification:
-    """Run a training step plain and planned, and compare."""
-    call = PlannedCall(function, asked, modules, inner=inner)
+    """Run a training step plain and planned, and compare. The call is a fresh one."""
+    modules = list(call.modules)
     call.is_watching = False
     # The caller's own tensors stay out of it: their graph and gradients are theirs.
     inputs = pytree.tree_map(_on_its_own, inputs)
     plain, planned = (training_step(f, loss, inputs) for f in (call.plain, call))
-
-    def plan_of() -> Plan:
-        _check_ran_planned(call, "verify")
-        return asked if isinstance(asked, Plan) else call.plans[0]
-
-    def measurement() -> Measurement:
+    expected, actual = numbers_of(plain, modules), numbers_of(planned, modules)
+    _check_ran_planned(call, "verify")
+    plan = call.asked if isinstance(call.asked, Plan) else call.plans[0]
+    measurement = None
+    if measured:
         with preserved(modules):
-            return measure_steps([planned, plain], modules, inputs, 3)
-
-    return compare(
-        plain,
-        planned,
-        modules,
-        plan_of,
-        lambda: origin_of(plain, planned, modules, call.watch),
-        measurement if measured else None,
-    )
+            measurement = measure_steps([planned, plain], modules, inputs, 3)
+    found = compare(expected, actual, plan, measurement)
+    if found.loss_equal and found.gradients_equal and found.buffers_equal:
+        return found
+    return replace(found, origin=origin_of(plain, planned, modules, call.watch))
 
 
 def _check_ran_planned(call: PlannedCall, verb: str) -> None:

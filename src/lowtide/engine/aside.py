@@ -15,12 +15,10 @@ import logging
 import multiprocessing
 import os
 import pickle
-import random
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
@@ -28,6 +26,8 @@ from typing import Any, TypeVar
 import torch
 from torch._subclasses import FakeTensor, FakeTensorMode
 
+from lowtide.engine.capture.tensors import span_of
+from lowtide.engine.draws import streams_put_back
 from lowtide.errors import CaptureError
 
 Answer = TypeVar("Answer")
@@ -77,8 +77,13 @@ def run_aside(work: Callable[[], Answer]) -> Answer:
 
 
 def _here(work: Callable[[], Answer]) -> Answer:
-    with _streams_put_back():
-        return work()
+    level = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with streams_put_back():
+            return work()
+    finally:
+        logging.disable(level)
 
 
 def _answer(work: Callable[[], Any], sender: Connection) -> None:
@@ -105,26 +110,6 @@ def _answer(work: Callable[[], Any], sender: Connection) -> None:
         sender.send_bytes(data)
     finally:
         os._exit(0)
-
-
-@contextmanager
-def _streams_put_back() -> Iterator[None]:
-    """Nothing logged, and all random streams as they were before."""
-    numpy = sys.modules.get("numpy")
-    states = random.getstate(), torch.get_rng_state()
-    drawn = numpy.random.get_state() if numpy else None
-    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    level = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logging.disable(level)
-        random.setstate(states[0])
-        torch.set_rng_state(states[1])
-        torch.cuda.set_rng_state_all(devices)
-        if numpy:
-            numpy.random.set_state(drawn)
 
 
 class _Packer(pickle.Pickler):
@@ -156,9 +141,9 @@ def _fake_again(
     dtype: torch.dtype,
     device: str,
 ) -> torch.Tensor:
-    reach = sum((d - 1) * s for d, s in zip(shape, stride, strict=True)) + 1
     with _mode():
-        flat = torch.empty(offset + max(0, reach), dtype=dtype, device=device)
+        length = offset + span_of(shape, stride)
+        flat = torch.empty(length, dtype=dtype, device=device)
         return flat.as_strided(shape, stride, offset)
 
 

@@ -211,20 +211,17 @@ def _compile(
             inference_compiler=graph.compile_inference,
             partition_fn=graph.partition,
         )(gm, list(example_inputs))
-    is_first = True
 
     def call(*args: Any) -> Any:
-        nonlocal is_first
-        if is_first and graph.piece is not None:
-            graph.sums.start(args)
-        is_first = False
+        if graph.piece is None:
+            return run(*args)
+        graph.sums.start(args)
         outputs = run(*args)
-        if graph.piece is not None:
-            watch.hold(graph.piece, outputs)
-            node = compiled_node(outputs)
-            if node is not None and len(graph.piece.tangents) > 1:
-                # Missing gradients are passed on, instead of zeros in their place.
-                node.set_materialize_grads(False)
+        watch.hold(graph.piece, outputs)
+        node = compiled_node(outputs)
+        if node is not None and len(graph.piece.tangents) > 1:
+            # Missing gradients are passed on, instead of zeros in their place.
+            node.set_materialize_grads(False)
         return outputs
 
     return call
@@ -246,6 +243,7 @@ class _Graph:
 
     piece: Piece | None = None
     orders: OrdersBySize
+    others: OtherBackwards
     sums: SumWatch
 
     def __init__(
@@ -284,15 +282,10 @@ class _Graph:
             joint,
             lambda: self.read(joint, num_fwd_outputs),
             self.decided,
-            lambda halves, backward: OtherBackwards(
-                joint,
-                num_fwd_outputs,
-                halves.saved,
-                self.tracer,
-                backward,
-                self.as_planned,
-            ),
             self.watch.generation,
+        )
+        self.others = OtherBackwards(
+            joint, num_fwd_outputs, self.tracer, self.as_planned
         )
         halves = orders.first.halves
         piece = self.piece = orders.piece
@@ -358,10 +351,7 @@ class _Graph:
                 self.watch.surprises += 1
                 self.watch.seen_absent = absent
             if absent != piece.absent_tangents or arrival != AS_OUTPUTS:
-                variant, values = way.variant, way.values
-                run = variant.others.find(
-                    absent, arrival, variant.piece, way.tangents, values
-                )
+                run = self.others.find(way, absent, arrival)
             gradients = self.watch.run(piece, "backward", args, run)
             self.sums.note(gradients)
             return gradients

@@ -8,7 +8,10 @@ generator on, to where it would stand without lowtide.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -38,6 +41,23 @@ def draw(state: torch.Tensor, target: Any, /, *args: Any, **kwargs: Any) -> Any:
 def draw_again(state: torch.Tensor, target: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Draw what was drawn from this state; no other generator is touched."""
     return _draw(state, target, args, kwargs)[0]
+
+
+@contextmanager
+def streams_put_back() -> Iterator[None]:
+    """All random streams of the process are afterwards what they were before."""
+    numpy = sys.modules.get("numpy")
+    states = random.getstate(), torch.get_rng_state()
+    drawn = numpy.random.get_state() if numpy else None
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        torch.set_rng_state(states[1])
+        torch.cuda.set_rng_state_all(devices)
+        if numpy:
+            numpy.random.set_state(drawn)
 
 
 def _draw(

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from lowtide.step.graph import StepGraph, Storage
+from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan
 from lowtide.step.schedule import make_plan, with_frees
 
@@ -25,7 +25,7 @@ _MOST_GROWTH = 1.5
 # which this part is not used.
 _LEAST_OVERHEAD = 0.02
 _LEAST_ROOM = 0.05
-# Schedules are searched for so many peaks between the budget and the baseline.
+# How many peaks between the budget and the baseline schedules are searched for.
 _RUNGS = 4
 
 
@@ -61,20 +61,14 @@ class Family:
         self, step: StepGraph, bare: StepGraph, limit_bytes: int
     ) -> Plan | None:
         """The fastest of the known schedules that keeps the limit on this step."""
-        schedules = {m.plan.schedule: m for m in self.members[structure_of(bare)]}
-        everything = with_frees(step, step.baseline)
-        plans = [
-            make_plan(
-                step, schedule, planner=member.plan.planner, budget_bytes=limit_bytes
-            )
-            for schedule, member in schedules.items()
-        ]
+        members = self.members[structure_of(bare)]
+        planners = {m.plan.schedule: m.plan.planner for m in members}
         if not any(op.spends for op in step.ops):
-            plans.append(
-                make_plan(
-                    step, everything, planner="keep_all", budget_bytes=limit_bytes
-                )
-            )
+            planners.setdefault(with_frees(step, step.baseline), "keep_all")
+        plans = [
+            make_plan(step, schedule, planner=planner, budget_bytes=limit_bytes)
+            for schedule, planner in planners.items()
+        ]
         fitting = [plan for plan in plans if plan.peak_bytes <= limit_bytes]
         return min(fitting, key=lambda plan: plan.seconds, default=None)
 
@@ -119,23 +113,19 @@ def growth_of(old: StepGraph, new: StepGraph) -> float:
 
 
 def resized(member: Member, bare: StepGraph, growth: float) -> StepGraph:
-    """The member's step with the sizes of this graph."""
+    """The member's step with the sizes of this graph.
+
+    What surrounds the graph, and so stands behind its storages, stays as it is.
+    """
+    known = member.step.storages
+    own = zip(known, bare.storages, strict=False)
+    sized = [replace(old, nbytes=new.nbytes, shape=new.shape) for old, new in own]
     return replace(
         member.step,
-        storages=tuple(_storages(member.step, bare)),
+        storages=(*sized, *known[len(sized) :]),
         ops=tuple(
             replace(op, scratch_bytes=math.ceil(op.scratch_bytes * growth))
             for op in member.step.ops
         ),
         facts={**member.step.facts, **bare.facts},
     )
-
-
-def _storages(step: StepGraph, bare: StepGraph) -> Iterator[Storage]:
-    """Those of the graph, and behind them what surrounds it, which stays as it is."""
-    for own in step.storages:
-        if own.id < len(bare.storages):
-            new = bare.storages[own.id]
-            yield replace(own, nbytes=new.nbytes, shape=new.shape)
-        else:
-            yield own

@@ -8,7 +8,7 @@ were right; if not, `news` says what was wrong, and the call is planned again.
 from __future__ import annotations
 
 from lowtide.engine.outside import Observation, residents_of
-from lowtide.engine.planning import Planning, Settings
+from lowtide.engine.planning import Planning
 from lowtide.engine.prepare import unpriced
 from lowtide.engine.training import Inputs
 from lowtide.step.format import format_bytes
@@ -31,7 +31,7 @@ class Learning:
     @property
     def is_on(self) -> bool:
         """Whether there is something to learn; a plan that was given stays as it is."""
-        return isinstance(self.planning.asked, Settings) and not self.is_paused
+        return self.planning.given is None and not self.is_paused
 
     def observe_outside(self) -> None:
         """Watch from the end of the first planned call to its backward."""

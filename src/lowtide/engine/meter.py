@@ -28,6 +28,7 @@ from torch import nn
 
 from lowtide.engine.costs.ledger import LedgerTimeline, ledger
 from lowtide.engine.costs.machine import status_bytes
+from lowtide.engine.draws import streams_put_back
 from lowtide.step.plan import Plan
 
 Step = Callable[[], Any]
@@ -185,19 +186,15 @@ def preserved(modules: list[nn.Module]) -> Iterator[None]:
     gradients = [(p, p.grad) for m in modules for p in m.parameters()]
     clear_gradients(modules)
     buffers = [(b, b.detach().clone()) for m in modules for b in m.buffers()]
-    state = torch.get_rng_state()
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else None
     try:
-        yield
+        with streams_put_back():
+            yield
     finally:
         with torch.no_grad():
             for buffer, value in buffers:
                 buffer.copy_(value)
         for parameter, gradient in gradients:
             parameter.grad = gradient
-        torch.set_rng_state(state)
-        if cuda is not None:
-            torch.cuda.set_rng_state_all(cuda)
 
 
 def _measure_in_child(folder: str) -> None:

@@ -58,15 +58,18 @@ class PlannedMethod(PlannedCall):
 
         super().__init__(step, asked, [model], check)
         self.planning.name = f"lowtide.optimize({type(model).__name__})"
-        self._watch_for_other_calls()
+        self.watch_for_bypass(model)
+        vars(model)[METHOD] = self
 
-    def install(self) -> None:
-        """Stand where the method was."""
-        vars(self.model)[METHOD] = self
+    never_called = "training_step was never called"
+    instead = (
+        "Optimize what is called: the network inside, or the function that computes "
+        "the loss"
+    )
 
-    def remove(self) -> None:
-        """Let the method be itself again."""
-        del vars(self.model)[METHOD]
+    def installed_in(self, model: nn.Module) -> Any:
+        """This, if it still stands where the method was."""
+        return self if vars(model).get(METHOD) is self else None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the method, planned if it is a training call; then log."""
@@ -85,25 +88,6 @@ class PlannedMethod(PlannedCall):
             logs[name](*given, **named)
         self.notes.clear()
         return outputs
-
-    def _watch_for_other_calls(self) -> None:
-        """Raise at the first gradient of a step that did not call the method."""
-        learning = (p for p in self.model.parameters() if p.requires_grad)
-        parameter = next(learning, None)
-        if parameter is None or isinstance(parameter, nn.UninitializedParameter):
-            return
-
-        def check(_: torch.Tensor) -> None:
-            handle.remove()
-            if self.num_calls == 0 and vars(self.model).get(METHOD) is self:
-                raise NoTrainingGraphError(
-                    self.planning.name,
-                    "a gradient was computed, but training_step was never called",
-                    "Optimize what is called: the network inside, or the function that "
-                    "computes the loss",
-                )
-
-        handle = parameter.register_post_accumulate_grad_hook(check)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """A copy of the model, or the model in another process, is not planned."""

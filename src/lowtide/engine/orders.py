@@ -10,7 +10,7 @@ for each of these the order is decided once.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,25 +19,27 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from lowtide.engine.capture.piece import Piece
 from lowtide.engine.capture.shapes import ResizedError, Shapes, value_as_traced
-from lowtide.engine.others import OtherBackwards, callable_of
+from lowtide.engine.others import Run, callable_of
 from lowtide.engine.rewrite import Halves, Orders, is_number, saved_name, split
 
 # Into how many parts the range of a size is divided.
 _PARTS = 32
 
-Run = Callable[[list[Any]], Any]
-
 
 @dataclass
 class Variant:
-    """A graph in one order: its halves, and its backwards for unexpected gradients."""
+    """A graph in one order: its halves, and what of its storages the backward takes.
+
+    `others` are the backwards for unexpected gradients that were ever needed.
+    """
 
     piece: Piece
+    orders: Orders
     halves: Halves
-    others: OtherBackwards
     kept: Sequence[int]
     forward: Run
     backward: Run
+    others: dict[Any, Run] = field(default_factory=dict[Any, Run])
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,6 @@ class OrdersBySize:
         joint: The graph, in which sizes may be symbols.
         read: Reads it as it then is.
         decide: Says in which order the ops of a reading run.
-        others: Makes backwards for what a planned forward saves.
         generation: If it is another at a later forward, all is decided anew.
     """
 
@@ -72,12 +73,10 @@ class OrdersBySize:
         joint: fx.GraphModule,
         read: Callable[[], Piece],
         decide: Callable[[Piece], Orders],
-        others: Callable[[Halves, Sequence[int]], OtherBackwards],
         generation: int,
     ) -> None:
         self.joint, self.read = joint, read
-        self.decide, self.others = decide, others
-        self.generation = generation
+        self.decide, self.generation = decide, generation
         self.shapes = Shapes.of(joint)
         self.most = self.shapes.hints
         self.piece = self.read_at(self.most)
@@ -184,11 +183,8 @@ class OrdersBySize:
         """The graphs in this order."""
         piece = self.piece
         key = id(piece), tuple(orders.forward), tuple(orders.backward)
-        if key not in self.variants:
-            self.variants[key] = self.built(piece, orders)
-        return self.variants[key]
-
-    def built(self, piece: Piece, orders: Orders) -> Variant:
+        if key in self.variants:
+            return self.variants[key]
         # Another backward may need any input; those that change are not theirs again.
         inputs = [
             node.name
@@ -198,10 +194,10 @@ class OrdersBySize:
         numbers = [n.name for n in self.numbers if n.name not in inputs]
         halves = split(piece, orders, also_save=[*inputs, *numbers])
         saved = set(halves.saved)
-        return Variant(
+        self.variants[key] = Variant(
             piece,
+            orders,
             halves,
-            self.others(halves, orders.backward),
             kept=[
                 number
                 for number, storage in enumerate(piece.storages)
@@ -210,3 +206,4 @@ class OrdersBySize:
             forward=callable_of(halves.forward),
             backward=callable_of(halves.backward),
         )
+        return self.variants[key]

@@ -10,7 +10,7 @@ returned, or at least one result that does occur.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -19,10 +19,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lowtide.engine.bits import checksum
 from lowtide.engine.capture.call import module_of
+from lowtide.engine.capture.nodes import reached
 from lowtide.engine.capture.piece import Piece
 from lowtide.engine.capture.tensors import tensors_in
 from lowtide.engine.draws import draw, draw_again, generator_state
-from lowtide.engine.meter import clear_gradients, preserved
+from lowtide.engine.meter import preserved
 from lowtide.engine.others import surroundings_of
 from lowtide.engine.rewrite import write_over
 from lowtide.engine.watch import Watch
@@ -44,7 +45,6 @@ def origin_of(
     before, watch.around = watch.around, examiner.run
     try:
         with preserved(modules):
-            clear_gradients(modules)
             planned()
     finally:
         watch.around = before
@@ -121,19 +121,18 @@ class _Marker(fx.Interpreter):
 
     def first_wrong(self) -> fx.Node | None:
         """The first op that makes something wrong of nothing wrong, and is returned."""
-        reached: set[fx.Node] = set()
-        waiting = list(self.code.output_node().all_input_nodes)
-        while waiting:
-            node = waiting.pop()
-            # An item may be what the plain step never has apart, such as a mask.
-            whole = node.args[0] if node.target is operator.getitem else node
-            if node in self.wrong and whole in self.wrong and node not in reached:
-                reached.add(node)
-                waiting += node.all_input_nodes
-        return next((n for n in self.code.nodes if self._begins(n, reached)), None)
+        returned = reached([self.code.output_node()], self._wrong_inputs)
+        found = (n for n in self.code.nodes if n in returned & self.wrong)
+        return next(
+            (n for n in found if self.wrong.isdisjoint(n.all_input_nodes)), None
+        )
 
-    def _begins(self, node: fx.Node, reached: set[fx.Node]) -> bool:
-        return node in reached and self.wrong.isdisjoint(node.all_input_nodes)
+    def _wrong_inputs(self, node: fx.Node) -> Iterator[fx.Node]:
+        for given in node.all_input_nodes:
+            # An item may be what the plain step never has apart, such as a mask.
+            whole = given.args[0] if given.target is operator.getitem else given
+            if given in self.wrong and whole in self.wrong:
+                yield given
 
 
 def _name_of(node: fx.Node) -> str:

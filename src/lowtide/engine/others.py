@@ -1,11 +1,11 @@
-"""Backwards for gradients that arrive otherwise than was planned for."""
+"""Backwards for gradients that do not arrive as planned."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -15,14 +15,19 @@ from lowtide.engine.capture import recurrent
 from lowtide.engine.capture.arrival import Tracer
 from lowtide.engine.capture.eager import AS_OUTPUTS, Arrival
 from lowtide.engine.capture.joint import read_joint
-from lowtide.engine.capture.piece import Piece
+from lowtide.engine.capture.nodes import made_from, outputs_of, tangents_of
 from lowtide.engine.capture.step import step_of
-from lowtide.engine.capture.zeros import made_from, outputs_of, without_tangents
+from lowtide.engine.capture.zeros import without_tangents
 from lowtide.engine.rewrite import backward_from, saved_name
 from lowtide.step.schedule import sequence_from_kept, settled
 
+if TYPE_CHECKING:
+    from lowtide.engine.orders import Variant, Way
 
-def callable_of(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
+Run = Callable[[list[Any]], Any]
+
+
+def callable_of(module: fx.GraphModule) -> Run:
     """The module as a function that takes a list and empties it."""
     module.graph.set_codegen(_BoxedCodeGen())
     module.recompile()
@@ -46,7 +51,7 @@ def surroundings_of(module: fx.GraphModule) -> Iterator[None]:
 
 
 class OtherBackwards:
-    """Backwards for when gradients arrive otherwise than was planned for.
+    """Backwards of one graph for gradients that do not arrive as planned.
 
     That is, for other outputs, in another layout, or under autocast. What is traced for
     them is brought into the form of what was planned by `as_planned`. They start from
@@ -59,48 +64,31 @@ class OtherBackwards:
         self,
         joint: fx.GraphModule,
         num_forward_outputs: int,
-        saved: Sequence[str],
         tracer: Tracer,
-        planned: Sequence[int],
         as_planned: Callable[[fx.GraphModule], None],
     ) -> None:
-        self.planned_joint = joint
         self.num_forward_outputs = num_forward_outputs
-        self.saved, self.tracer, self.planned = saved, tracer, planned
-        self.as_planned = as_planned
+        self.tracer, self.as_planned = tracer, as_planned
+        self.planned_joint = joint
         self.joints: dict[Any, fx.GraphModule] = {}
-        self.known: dict[Any, Callable[..., Any]] = {}
 
-    def find(
-        self,
-        absent: frozenset[int],
-        arrival: Arrival,
-        piece: Piece,
-        expected: Sequence[torch.Tensor],
-        values: tuple[int, ...],
-    ) -> Callable[..., Any]:
-        """The backward for gradients that arrive like this.
+    def find(self, way: Way, absent: frozenset[int], arrival: Arrival) -> Run:
+        """The backward of a forward that ran this way.
 
-        Args:
-            absent: Places of the gradients that do not arrive.
-            arrival: How the others do.
-            piece: What was planned.
-            expected: The gradients that it was planned for, without their bytes.
-            values: Those of the symbols among the sizes.
+        `absent` are the places of the gradients that do not arrive, and `arrival` says
+        how the others do.
         """
-        key = absent, arrival, values
-        if key in self.known:
-            return self.known[key]
-        joint = self.joint(arrival, values)
-        reduced = without_tangents(joint, absent) if absent else joint
-        if reduced is None:
-            # The zeros reach an op we know nothing of, so they must be there.
-            whole = self.find(frozenset(), arrival, piece, expected, values)
-            run = _with_zeros(whole, expected, _untouched(joint, absent))
-        else:
-            run = self.build(reduced, absent, piece)
-        self.known[key] = run
-        return run
+        known, key = way.variant.others, (absent, arrival, way.values)
+        if key not in known:
+            joint = self.joint(arrival, way.values)
+            reduced = without_tangents(joint, absent) if absent else joint
+            if reduced is None:
+                # The zeros reach an op we know nothing of, so they must be there.
+                whole = self.find(way, frozenset(), arrival)
+                known[key] = _with_zeros(whole, way.tangents, _untouched(joint, absent))
+            else:
+                known[key] = self.build(reduced, absent, way.variant)
+        return known[key]
 
     def joint(self, arrival: Arrival, values: tuple[int, ...]) -> fx.GraphModule:
         if arrival == AS_OUTPUTS:
@@ -112,17 +100,17 @@ class OtherBackwards:
         return self.joints[arrival, values]
 
     def build(
-        self, joint: fx.GraphModule, absent: frozenset[int], planned: Piece
-    ) -> Callable[..., Any]:
+        self, joint: fx.GraphModule, absent: frozenset[int], planned: Variant
+    ) -> Run:
         piece = read_joint(
             joint,
             num_forward_outputs=self.num_forward_outputs,
             absent_tangents=absent,
         )
-        step = step_of(piece)
-        if [op.name for op in step.ops] == [op.name for op in step_of(planned).ops]:
-            return callable_of(backward_from(piece, self.planned, self.saved))
-        saved = set(self.saved)
+        step, saved = step_of(piece), planned.halves.saved
+        names = [op.name for op in step_of(planned.piece).ops]
+        if [op.name for op in step.ops] == names:
+            return callable_of(backward_from(piece, planned.orders.backward, saved))
         kept = [s for s in range(len(piece.storages)) if saved_name(piece, s) in saved]
         # An output that the forward did not save as well is out of reach.
         early = {s for op in step.ops[: step.turn] for s in op.writes}
@@ -130,7 +118,7 @@ class OtherBackwards:
         step = replace(step, outputs=outputs)
         sequence = settled(step, sequence_from_kept(step, kept))
         backward = sequence[sequence.index(step.turn) + 1 :]
-        return callable_of(backward_from(piece, backward, self.saved))
+        return callable_of(backward_from(piece, backward, saved))
 
 
 def _untouched(joint: fx.GraphModule, absent: frozenset[int]) -> list[bool]:
@@ -138,8 +126,7 @@ def _untouched(joint: fx.GraphModule, absent: frozenset[int]) -> list[bool]:
 
     Such a gradient is not zero but missing, and an optimizer tells the two apart.
     """
-    placeholders = joint.graph.find_nodes(op="placeholder")
-    tangents = [n for n in placeholders if n.name.startswith("tangents")]
+    tangents = tangents_of(joint)
     gone = {tangents[place] for place in absent}
     found: list[bool] = []
     for value in outputs_of(joint)[0]:

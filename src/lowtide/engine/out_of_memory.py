@@ -12,7 +12,6 @@ import re
 import traceback
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
@@ -42,8 +41,8 @@ def explain(error: BaseException, piece: Piece) -> None:
     rest = total - sum(nbytes for _, nbytes in held.most_common(_SHOWN))
     if rest:
         lines.append(f"  {format_bytes(rest):>10}  others")
-    fits = int(_SPARE * total)
-    lines.append(f'A budget that fits: lowtide.optimize(..., budget="{_mib(fits)}").')
+    fits = f"{max(1, int(_SPARE * total) >> 20)} MiB"
+    lines.append(f'A budget that fits: lowtide.optimize(..., budget="{fits}").')
     error.add_note("\n".join(lines))
 
 
@@ -92,7 +91,3 @@ def _owner(name: str, piece: Piece, modules: dict[str, str]) -> str:
                 kind, f"{kind}s"
             )
     return modules.get(name) or "the model itself"
-
-
-def _mib(nbytes: Any) -> str:
-    return f"{max(1, nbytes >> 20)} MiB"

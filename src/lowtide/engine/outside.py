@@ -26,7 +26,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from lowtide.engine.capture.tensors import storage_key, tensors_in
+from lowtide.engine.capture.tensors import bytes_in
 from lowtide.engine.costs.machine import (
     is_counting_possible,
     start_counting,
@@ -74,7 +74,7 @@ class Observation:
 
     def __init__(self, residents: Any = (), *, is_whole: bool = False) -> None:
         self.is_whole = is_whole
-        self.resident_bytes = _bytes_of(residents)
+        self.resident_bytes = bytes_in(residents)
         self.gradient_bytes = -1
         self.highest_bytes = 0
         self.outside: Outside | None = None
@@ -95,7 +95,7 @@ class Observation:
     def turn(self, tangents: Sequence[Any]) -> None:
         """Note that the backward of the planned graph begins."""
         if self.gradient_bytes < 0 and self.is_running:
-            self.gradient_bytes = _bytes_of(list(tangents))
+            self.gradient_bytes = bytes_in(list(tangents))
             with torch.profiler.record_function(_TURN):
                 pass
 
@@ -137,9 +137,3 @@ def residents_of(
     buffers = [b for m in modules for b in m.buffers()]
     state = [] if optimizer is None else list(optimizer.state.values())
     return [parameters, buffers, [p.grad for p in parameters], state, inputs]
-
-
-def _bytes_of(tree: Any) -> int:
-    """Bytes of the tensors in it, shared storages once."""
-    tensors = {storage_key(t): t for t in tensors_in(tree)}
-    return sum(t.untyped_storage().nbytes() for t in tensors.values())

@@ -23,6 +23,8 @@ import numpy as np
 import torch
 from torch import fx
 
+from lowtide.engine.capture.tensors import span_of
+
 aten = torch.ops.aten
 
 # Less is not worth an op of its own.
@@ -67,9 +69,8 @@ def _is_dense(value: Any) -> bool:
     """Whether its elements fill its storage, each place once."""
     if not isinstance(value, torch.Tensor) or value.numel() == 0:
         return False
-    reach = sum((d - 1) * s for d, s in zip(value.shape, value.stride(), strict=True))
     whole = value.untyped_storage().nbytes() == value.numel() * value.element_size()
-    return whole and reach + 1 == value.numel()
+    return whole and span_of(value.shape, value.stride()) == value.numel()
 
 
 # Bits.
@@ -211,7 +212,7 @@ _DIMENSION_OF = {
     aten.cummax.default: 1,
     aten.cummin.default: 1,
 }
-# Ops that return indices into their last so many dimensions together.
+# Ops that return indices into their last dimensions taken together, and how many.
 _PLANE_OF = {
     aten.max_pool3d_with_indices.default: 3,
     aten.max_pool2d_with_indices.default: 2,

@@ -16,7 +16,7 @@ from lowtide import planners
 from lowtide.engine.capture.piece import Piece
 from lowtide.engine.capture.shapes import ResizedError
 from lowtide.engine.capture.step import step_of
-from lowtide.engine.costs import optimizer_of
+from lowtide.engine.costs.optimizer import optimizer_of
 from lowtide.engine.family import Family
 from lowtide.engine.notices import announce, warn
 from lowtide.engine.outside import Outside
@@ -43,9 +43,7 @@ from lowtide.errors import (
 from lowtide.step.format import format_bytes
 from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan
-from lowtide.step.schedule import (
-    make_plan,
-)
+from lowtide.step.schedule import make_plan
 from lowtide.step.units import to_bytes
 
 T = TypeVar("T")
@@ -87,6 +85,7 @@ class Route:
 class Planning:
     """Decides for each graph that arrives, and remembers the plans it made.
 
+    A plan that was `given` decides alone; otherwise the `settings` say how to plan.
     `name` is what messages call it, `route` that of the present call, and
     `forwards_before` how many forwards had run when the call began. What earlier steps
     have taught is in `outside` (what the code around a single graph needs),
@@ -103,7 +102,9 @@ class Planning:
         modules: Sequence[nn.Module],
         watch: Watch,
     ) -> None:
-        self.name, self.asked = name, asked
+        self.name = name
+        self.given = asked if isinstance(asked, Plan) else None
+        self.settings = Settings(None) if isinstance(asked, Plan) else asked
         self.modules, self.watch = tuple(modules), watch
         self.outside: Outside | None = None
         self.beside_bytes = 0
@@ -137,8 +138,8 @@ class Planning:
 
     def decide_alone(self, piece: Piece) -> Orders:
         """The order of a piece that is the whole step."""
-        if isinstance(self.asked, Plan):
-            return orders_of(self.asked, piece)
+        if self.given is not None:
+            return orders_of(self.given, piece)
         known = self.from_family(piece)
         if known is not None:
             return orders_of(known, piece)
@@ -148,7 +149,6 @@ class Planning:
 
     def from_family(self, piece: Piece) -> Plan | None:
         """A plan made for other sizes that serves these, without a search."""
-        assert isinstance(self.asked, Settings)
         bare = step_of(piece)
         found = self.family.resized(bare) if self.in_flight == 1 else None
         if found is None:
@@ -167,9 +167,8 @@ class Planning:
 
     def limit_of(self, step: StepGraph) -> int:
         """The budget in bytes. A share is one of the largest sizes seen."""
-        assert isinstance(self.asked, Settings)
         self.largest_bytes = max(self.largest_bytes, step.eager_peak_bytes)
-        asked = to_bytes(self.asked.budget, baseline_bytes=self.largest_bytes)
+        asked = to_bytes(self.settings.budget, baseline_bytes=self.largest_bytes)
         return max(asked, self.least_bytes)
 
     def plan_alone(self, piece: Piece) -> Plan:
@@ -180,9 +179,8 @@ class Planning:
         is a guess, and no reason to refuse a budget: what fits without it is run at
         the lowest peak, and planned again when the code outside has been seen.
         """
-        assert isinstance(self.asked, Settings)
         if self.in_flight > 1:
-            return self.plan_shares([piece], [self.in_flight])[0]
+            return self.plan_shares([(piece, self.in_flight)])[0]
         step = self.bare = self.prepared(piece)
         if self.outside is not None:
             return self.plan(with_outside(step, self.outside))
@@ -198,18 +196,18 @@ class Planning:
             return self.remember(step, lowest)
 
     def within_budget(self, plan: Callable[[], T]) -> T:
-        """What this plans, if need be without what was only found beside the step."""
-        assert isinstance(self.asked, Settings)
+        """What `plan` returns, if need be without what was only found along the way."""
         try:
             return plan()
         except BudgetTooSmallError as error:
             least = format_bytes(error.floor_bytes)
-            if self.outside is not None and self.is_share:
+            is_share = str(self.settings.budget).strip().endswith("%")
+            if self.outside is not None and is_share:
                 # The share was of a guess, and the first step has been trained.
                 warn(
                     f"{self.name}: with the code outside, the lowest peak found for "
-                    f"this step is {least}, above {self.asked.budget} of what it needs "
-                    "without lowtide. It is run at that peak."
+                    f"this step is {least}, above {self.settings.budget} of what it "
+                    "needs without lowtide. It is run at that peak."
                 )
                 self.least_bytes = error.floor_bytes
                 try:
@@ -231,7 +229,8 @@ class Planning:
                     f"{least}, above the budget. They run at that peak."
                 )
                 self.least_bytes = error.floor_bytes
-            elif self.has_found_optimizer:
+            elif self.settings.optimizer is None and self.optimizer is not None:
+                # Nobody named it.
                 self.counts_found_optimizer = False
                 warn(
                     f"{self.name}: the budget leaves no room for the optimizer: with "
@@ -247,13 +246,12 @@ class Planning:
 
         It does if the budget would not be kept, or could be kept in less time.
         """
-        assert isinstance(self.asked, Settings)
         self.outside = outside
         if self.bare is None:
             return False
         plan = self.plans[-1]
         step = with_outside(self.bare, outside)
-        limit = to_bytes(self.asked.budget, baseline_bytes=step.eager_peak_bytes)
+        limit = to_bytes(self.settings.budget, baseline_bytes=step.eager_peak_bytes)
         peak = make_plan(step, plan.schedule, planner=plan.planner).peak_bytes
         return peak > limit or (plan.overhead > 0.001 and peak < 0.98 * limit)
 
@@ -261,8 +259,8 @@ class Planning:
         self, function: Callable[..., Any], inputs: Inputs
     ) -> Callable[[Piece], Orders]:
         """How to run each of several pieces under one budget."""
-        if isinstance(self.asked, Plan):
-            return self.decide_by(self.asked)
+        if self.given is not None:
+            return self.decide_by(self.given)
         if self.foreseen:
             return self.decide_by(*self.plan_foreseen())
         try:
@@ -276,37 +274,31 @@ class Planning:
             log.info("no dry run: %r", error)
             self.watch.visits = {}
             return self.decide_next
-        if seen.whole is not None:
-            whole = seen.whole
-            return self.decide_by(
-                self.within_budget(lambda: self.plan(self.prepared(whole)))
-            )
-        return self.decide_by(
-            *self.within_budget(lambda: self.plan_shares(seen.pieces, seen.visits))
-        )
+        return self.decide_by(*self.within_budget(lambda: self.plan_seen(seen)))
+
+    def plan_seen(self, seen: Sequence[tuple[Unpriced, int]]) -> list[Plan]:
+        """Plans for what a dry run saw."""
+        if len(seen) == 1 and seen[0][1] == 1:
+            return [self.plan(self.prepared(seen[0][0]))]
+        return self.plan_shares(seen)
 
     def plan_foreseen(self) -> list[Plan]:
         """Plans for the graphs of the first step, which has been trained by now."""
-        pieces, visits = zip(*self.foreseen, strict=True)
         try:
-            return self.within_budget(lambda: self.plan_shares(pieces, visits))
+            return self.within_budget(lambda: self.plan_shares(self.foreseen))
         except BudgetTooSmallError as error:
             warn(f"{self.name}: {error} The step is run at that peak.")
-            return self.plan_shares(pieces, visits, budget=error.floor_bytes)
+            return self.plan_shares(self.foreseen, budget=error.floor_bytes)
 
     def plan_shares(
-        self,
-        pieces: Sequence[Piece | Unpriced],
-        visits: Sequence[int],
-        budget: Any = None,
+        self, graphs: Sequence[tuple[Piece | Unpriced, int]], budget: Any = None
     ) -> list[Plan]:
-        """A plan for each of several graphs that run so many times in a step."""
-        assert isinstance(self.asked, Settings)
-        steps = [self.prepared(piece) for piece in pieces]
+        """A plan for each of several graphs, which run this often in a step."""
+        steps = [self.prepared(graph) for graph, _ in graphs]
         plans, peak_bytes, budget_bytes = plans_by_share(
             steps,
-            visits,
-            self.asked.budget if budget is None else budget,
+            [visits for _, visits in graphs],
+            self.settings.budget if budget is None else budget,
             lambda step, limit: self.search(step, limit, 1 / 8 / len(steps)),
         )
         plans = [self.remember(*each) for each in zip(steps, plans, strict=True)]
@@ -325,7 +317,7 @@ class Planning:
             try:
                 return orders_of(plan, piece, arrived[fingerprint] - 1)
             except PlanMismatchError as error:
-                if isinstance(self.asked, Plan):
+                if self.given is not None:
                     raise
                 log.info("a graph that was not foreseen: %s", error)
                 return self.decide_next(piece)
@@ -343,12 +335,11 @@ class Planning:
 
     def plan_next(self, piece: Piece) -> Plan:
         """The plan of a piece in what is left of the budget when it arrives."""
-        assert isinstance(self.asked, Settings)
         step = self.prepared(piece)
         step = with_room_at_turn(step, _guessed_room(step, piece))
         held = self.watch.held_bytes
         unplanned = step.eager_peak_bytes + held
-        budget_bytes = to_bytes(self.asked.budget, baseline_bytes=unplanned)
+        budget_bytes = to_bytes(self.settings.budget, baseline_bytes=unplanned)
         try:
             return self.plan(step, limit_bytes=max(0, budget_bytes - held))
         except BudgetTooSmallError as error:
@@ -360,23 +351,10 @@ class Planning:
             return self.plan(step, limit_bytes=error.floor_bytes)
 
     @property
-    def is_share(self) -> bool:
-        """Whether the budget is a share of what the step needs without lowtide."""
-        assert isinstance(self.asked, Settings)
-        return str(self.asked.budget).strip().endswith("%")
-
-    @property
-    def has_found_optimizer(self) -> bool:
-        """Whether an optimizer counts that nobody named."""
-        assert isinstance(self.asked, Settings)
-        return self.asked.optimizer is None and self.optimizer is not None
-
-    @property
     def optimizer(self) -> torch.optim.Optimizer | None:
         """The optimizer that was named, or else the one that has the parameters."""
-        assert isinstance(self.asked, Settings)
-        if self.asked.optimizer is not None or not self.counts_found_optimizer:
-            return self.asked.optimizer
+        if self.settings.optimizer is not None or not self.counts_found_optimizer:
+            return self.settings.optimizer
         return optimizer_of(self.modules)
 
     def count_graph(self) -> None:
@@ -390,24 +368,22 @@ class Planning:
             )
 
     def prepared(self, source: Piece | Unpriced) -> StepGraph:
-        assert isinstance(self.asked, Settings)
         if isinstance(source, Piece) and source.is_resized:
             raise ResizedError
         self.count_graph()
         bare = step_of(source) if isinstance(source, Piece) else source.step
-        limit = to_bytes(self.asked.budget, baseline_bytes=bare.eager_peak_bytes)
+        limit = to_bytes(self.settings.budget, baseline_bytes=bare.eager_peak_bytes)
         step = prepare(
             source,
             self.modules,
             optimizer=self.optimizer,
-            cache=self.asked.cache,
+            cache=self.settings.cache,
             room_bytes=max(0, limit - bare.resident_bytes),
         )
-        return with_beside(step, self.beside_bytes) if self.beside_bytes else step
+        return with_beside(step, self.beside_bytes)
 
     def plan(self, step: StepGraph, *, limit_bytes: int | None = None) -> Plan:
         """The plan for a step within the budget, or this limit; it is remembered."""
-        assert isinstance(self.asked, Settings)
         if limit_bytes is None:
             limit_bytes = self.limit_of(step)
         return self.remember(step, self.search(step, limit_bytes))
@@ -423,30 +399,21 @@ class Planning:
 
     def search(self, step: StepGraph, limit_bytes: int, share: float = 1.0) -> Plan:
         """Ask the planner, for this share of the time it may take."""
-        assert isinstance(self.asked, Settings)
-        find = planners.load(self.asked.planner).plan
-        seconds = share * self.asked.time_limit
+        find = planners.load(self.settings.planner).plan
+        seconds = share * self.settings.time_limit
 
         def search() -> Plan:
-            if not any(op.spends for op in step.ops):
-                return find(step, limit_bytes, time_limit=seconds)
             return with_updates(
                 step, limit_bytes, lambda *asked: find(*asked, time_limit=seconds)
             )
 
-        if not self.asked.cache:
+        if not self.settings.cache:
             return search()
-        asked = (self.asked.planner, seconds)
+        asked = (self.settings.planner, seconds)
         return kept_on_disk(step, limit_bytes, asked, search)
 
 
 def _guessed_room(step: StepGraph, piece: Piece) -> int:
     """Bytes that a loss outside may need: three times the outputs it starts from."""
-    large = [
-        s
-        for place, node in enumerate(piece.tangents)
-        if place not in piece.absent_tangents
-        for s in piece.storage_of[node]
-        if piece.storages[s].nbytes > 64
-    ]
-    return 3 * sum(step.sizes[s] for s in large)
+    tangents = [s for n in piece.arriving_tangents for s in piece.storage_of[n]]
+    return 3 * sum(step.sizes[s] for s in tangents if step.storages[s].nbytes > 64)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Unpack
 
 from torch import nn
 from torch.optim import Optimizer
@@ -18,14 +18,12 @@ from torch.optim import Optimizer
 from lowtide.engine.capture.call import Call, calls_of
 from lowtide.engine.capture.piece import Piece
 from lowtide.engine.capture.record import Recording, compose
-from lowtide.engine.capture.step import piece_op, step_of
-from lowtide.engine.costs import (
-    UpdateBytes,
-    costs,
-    find_device,
-    total_cost,
-    update_bytes,
-)
+from lowtide.engine.capture.step import own_number, piece_op, step_of
+from lowtide.engine.capture.tensors import bytes_in
+from lowtide.engine.costs.cost import total_cost
+from lowtide.engine.costs.devices import find_device
+from lowtide.engine.costs.optimizer import UpdateBytes, update_bytes
+from lowtide.engine.costs.prices import Pricing, costs
 from lowtide.engine.outside import Outside
 from lowtide.step.graph import Kind, Op, Region, StepGraph, Storage
 
@@ -43,11 +41,7 @@ def prepare(
     modules: Sequence[nn.Module],
     *,
     optimizer: Optimizer | None = None,
-    how: Any = "measure",
-    device: str | None = None,
-    cache: bool = True,
-    progress: Any = None,
-    room_bytes: int | None = None,
+    **pricing: Unpack[Pricing],
 ) -> StepGraph:
     """The step as planners read it, with everything in memory and every op's cost.
 
@@ -55,17 +49,13 @@ def prepare(
         source: One captured graph, or a whole step that was seen in a dry run.
         modules: What else is resident: their parameters, buffers and gradients.
         optimizer: Whose state is resident too.
-        how: As in `lowtide.profile`.
-        device: See there.
-        cache: See there.
-        progress: Called with the number of distinct ops priced, and of all.
-        room_bytes: How much measuring may take.
+        pricing: As for `costs`.
     """
+    how, device = pricing.get("how", "measure"), str(pricing.get("device") or "")
     bare = unpriced(source) if isinstance(source, Piece) else source
     step = _surrounded(bare.step, modules, optimizer)
     calls = [call for own in bare.calls.values() for call in own]
-    pricing: Any = {"device": device, "cache": cache, "progress": progress}
-    prices = iter(costs(calls, how=how, room_bytes=room_bytes, **pricing))
+    prices = iter(costs(calls, **pricing))
     ops = list(step.ops)
     for place, own in bare.calls.items():
         cost = total_cost([next(prices) for _ in own])
@@ -75,7 +65,7 @@ def prepare(
             spread=cost.spread,
             scratch_bytes=ops[place].scratch_bytes + cost.scratch_bytes,
         )
-    facts = {**step.facts, "how": how, "costs_of": device or ""}
+    facts = {**step.facts, "how": how, "costs_of": device}
     priced = replace(step, ops=tuple(ops), facts=facts)
     return _on_device(priced, device) if how == "estimate" and device else priced
 
@@ -105,22 +95,14 @@ def unpriced(source: Piece | Recording, *, name: str = "step") -> Unpriced:
         pieces, step = [source], step_of(source)
     else:
         pieces, step = source.pieces, compose(source, name=name)
-    calls = {
-        op.id: calls_of(piece_op(pieces[op.piece], _own_number(step, op.id)))
-        for op in step.ops
-        if op.piece >= 0 and op.opens < 0 and not op.spends
-    }
+    calls: dict[int, list[Call]] = {}
+    rows = step.pieces
+    for op in step.ops:
+        if op.piece >= 0 and op.opens < 0 and not op.spends:
+            number = own_number(rows[op.piece], op.id)
+            assert number is not None, f"op {op.id} belongs to another piece"
+            calls[op.id] = calls_of(piece_op(pieces[op.piece], number))
     return Unpriced(step, calls)
-
-
-def _own_number(step: StepGraph, number: int) -> int:
-    """An op's number within its own piece (see `step_of`)."""
-    for piece in step.pieces:
-        if number in piece.forward:
-            return number - piece.forward.start
-        if number in piece.backward:
-            return number - piece.backward.start + len(piece.forward) + 1
-    raise AssertionError(f"op {number} belongs to no piece")
 
 
 def with_room_at_turn(step: StepGraph, nbytes: int) -> StepGraph:
@@ -145,9 +127,14 @@ def with_outside(step: StepGraph, outside: Outside) -> StepGraph:
 
 
 def with_beside(step: StepGraph, nbytes: int) -> StepGraph:
-    """The step with so many bytes more in memory all along."""
-    more = Storage(len(step.storages), "beside the planned graphs", nbytes)
-    more = replace(more, kind="temporary", resident=True)
+    """The step with this many more bytes in memory from beginning to end."""
+    return _with_resident(step, "beside the planned graphs", "temporary", nbytes)
+
+
+def _with_resident(step: StepGraph, name: str, kind: Kind, nbytes: int) -> StepGraph:
+    if nbytes <= 0:
+        return step
+    more = Storage(len(step.storages), name, nbytes, kind=kind, resident=True)
     return replace(step, storages=(*step.storages, more))
 
 
@@ -167,18 +154,14 @@ def _surrounded(
     """The step with what else stays in memory: other parameters, optimizer state."""
     here = sum(s.nbytes for s in step.storages if s.kind in ("parameter", "buffer"))
     update = UpdateBytes(0, 0) if optimizer is None else update_bytes(optimizer)
-    around: tuple[tuple[str, Kind, int], ...] = (
-        ("parameters and buffers elsewhere", "parameter", _bytes_of(modules) - here),
-        ("optimizer state", "optimizer_state", update.state),
-        ("gradients from before", "gradient", gradient_bytes(modules)),
-    )
-    storages = list(step.storages)
-    for name, kind, nbytes in around:
-        if nbytes > 0:
-            storages.append(
-                Storage(len(storages), name, nbytes, kind=kind, resident=True)
-            )
-    step = _with_outside_loss(replace(step, storages=tuple(storages)))
+    values = [v for m in modules for v in (*m.parameters(), *m.buffers())]
+    elsewhere = bytes_in([v for v in values if not nn.parameter.is_lazy(v)]) - here
+    before = gradient_bytes(modules)
+    name = "parameters and buffers elsewhere"
+    step = _with_resident(step, name, "parameter", elsewhere)
+    step = _with_resident(step, "optimizer state", "optimizer_state", update.state)
+    step = _with_resident(step, "gradients from before", "gradient", before)
+    step = _with_outside_loss(step)
     if not update.temporaries or any(op.spends for op in step.ops):
         return step
     return _with_update(step, update.temporaries)
@@ -214,16 +197,4 @@ def _with_outside_loss(step: StepGraph) -> StepGraph:
 
 def gradient_bytes(modules: Sequence[nn.Module]) -> int:
     """Bytes of the gradients that are there before the step."""
-    gradients = (p.grad for m in modules for p in m.parameters())
-    return sum(g.untyped_storage().nbytes() for g in gradients if g is not None)
-
-
-def _bytes_of(modules: Sequence[nn.Module]) -> int:
-    """Bytes of the modules' parameters and buffers, shared ones once."""
-    storages = [
-        value.untyped_storage()
-        for module in modules
-        for value in (*module.parameters(), *module.buffers())
-        if not isinstance(value, nn.UninitializedParameter | nn.UninitializedBuffer)
-    ]
-    return sum({s._cdata: s.nbytes() for s in storages}.values())
+    return bytes_in([p.grad for m in modules for p in m.parameters()])

@@ -20,14 +20,8 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import fx
 
-from lowtide.engine.capture.piece import (
-    NUMBERS,
-    Follower,
-    Piece,
-    PieceOp,
-    tensors_of,
-)
-from lowtide.engine.capture.step import piece_op, step_of
+from lowtide.engine.capture.piece import NUMBERS, Follower, Piece, PieceOp, tensors_of
+from lowtide.engine.capture.step import own_number, piece_op, step_of
 from lowtide.engine.draws import (
     draw,
     draw_again,
@@ -77,17 +71,15 @@ def orders_of(plan: Plan, piece: Piece, place: int = 0) -> Orders:
         seen = f"the graph that arrived has {len(piece.ops)} ops"
         raise PlanMismatchError(known, step.fingerprint, seen)
     wanted = equal[place % len(equal)]
-    first_backward = len(wanted.forward) + 1
     before: list[int] = []
     after: list[int] = []
-    turned = False
+    order = before
     for number in plan.ops:
-        turned = turned or number == wanted.backward.start - 1
-        order = after if turned else before
-        if number in wanted.forward:
-            order.append(number - wanted.forward.start)
-        elif number in wanted.backward:
-            order.append(number - wanted.backward.start + first_backward)
+        if number == wanted.backward.start - 1:
+            order = after
+        own = own_number(wanted, number)
+        if own is not None:
+            order.append(own)
     simulate(step, with_frees(step, [*before, step.turn, *after]))
     return Orders(before, after)
 
@@ -119,7 +111,7 @@ def split(piece: Piece, orders: Orders, also_save: Sequence[str] = ()) -> Halves
     first.graph.output((*outputs, *saved))
     second.graph.output(tuple(gradients))
     names = tuple(saved_name(piece, what) for what in second.saved)
-    return Halves(first.module(), second.module(), names)
+    return Halves(first.module(piece.joint), second.module(piece.joint), names)
 
 
 def backward_from(
@@ -137,7 +129,7 @@ def backward_from(
             fix="Give lowtide.optimize a function that returns only the loss",
         )
     emitter.graph.output(tuple(gradients))
-    return emitter.module()
+    return emitter.module(piece.joint)
 
 
 # What goes from forward to backward: a storage by its number, or an input of the piece.
@@ -152,21 +144,42 @@ def saved_name(piece: Piece, what: Saved) -> str:
     return piece.bases.get(what, piece.storages[what]).name
 
 
-class _Emitter:
-    """Writes one graph. `values` maps joint nodes to what holds their value now.
+class GraphWriter:
+    """Writes one graph. `values` maps nodes of the old to what holds their value now.
+
+    What a backward takes from its forward is in `saved`; its placeholders stand before
+    the `first_tangent`.
+    """
+
+    def __init__(self) -> None:
+        self.graph = fx.Graph()
+        self.values: dict[fx.Node, fx.Node] = {}
+        self.saved: dict[Any, fx.Node] = {}
+        self.first_tangent: fx.Node | None = None
+
+    def placeholder(self, node: fx.Node) -> fx.Node:
+        """A placeholder like this node."""
+        copy = self.graph.placeholder(node.name)
+        copy.meta = dict(node.meta)
+        return copy
+
+    def module(self, like: fx.GraphModule) -> fx.GraphModule:
+        """The graph that was written, with what its nodes name in the old one."""
+        self.graph.lint()
+        return fx.GraphModule(like, self.graph)
+
+
+class _Emitter(GraphWriter):
+    """Writes one graph of a piece.
 
     Generator states and packed copies, which the captured graph does not know, are in
     `states`; they are made only if they are among the storages that are `wanted`.
     """
 
     def __init__(self, piece: Piece, wanted: frozenset[int]) -> None:
-        self.piece = piece
-        self.graph = fx.Graph()
-        self.values: dict[fx.Node, fx.Node] = {}
+        super().__init__()
+        self.piece, self.wanted = piece, wanted
         self.states: dict[int, fx.Node] = {}
-        self.saved: dict[Saved, fx.Node] = {}
-        self.wanted = wanted
-        self.first_tangent: fx.Node | None = None
 
     def forward(self, ops: Sequence[PieceOp]) -> list[Any]:
         for node in self.piece.primals:
@@ -188,15 +201,6 @@ class _Emitter:
             self.save(known[name])
         self.run_all(ops)
         return [self.map(n) for n in self.piece.gradients]
-
-    def module(self) -> fx.GraphModule:
-        self.graph.lint()
-        return fx.GraphModule(self.piece.joint, self.graph)
-
-    def placeholder(self, node: fx.Node) -> fx.Node:
-        copy = self.graph.placeholder(node.name)
-        copy.meta = dict(node.meta)
-        return copy
 
     # Values.
 

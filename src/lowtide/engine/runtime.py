@@ -32,13 +32,7 @@ from torch.utils import _pytree as pytree
 
 from lowtide.engine.bits import Unchanged
 from lowtide.engine.capture.tensors import tensors_in
-from lowtide.engine.compile import (
-    Inner,
-    Refusal,
-    compiled,
-    explain_failure,
-    reason_of,
-)
+from lowtide.engine.compile import Inner, Refusal, compiled, explain_failure, reason_of
 from lowtide.engine.learning import Learning
 from lowtide.engine.notices import warn
 from lowtide.engine.planning import MOST_PIECES, Planning, Route, Settings
@@ -94,8 +88,8 @@ class PlannedCall:
         self.watch = Watch()
         self.planning = Planning(name_of(function), asked, self.modules, self.watch)
         self.learning = Learning(self.planning)
-        if isinstance(asked, Settings) and asked.updates_in_backward:
-            self.watch.updates = Updates(asked.optimizer)
+        if self.planning.settings.updates_in_backward:
+            self.watch.updates = Updates(self.planning.settings.optimizer)
         self.num_calls = 0
         self.num_training_calls = 0
         self.is_watching = True
@@ -150,7 +144,7 @@ class PlannedCall:
             self.watch.updates.check(self.modules)
         self.learn_from_last_step()
         self.num_training_calls += 1
-        every = self.asked.verify_every if isinstance(self.asked, Settings) else 0
+        every = self.planning.settings.verify_every
         if every == 0 or (self.num_training_calls - 1) % every:
             return self.run_route(inputs)
         if self.check is not None:
@@ -227,7 +221,7 @@ class PlannedCall:
         try:
             decide = self.planning.decide_together(self.function, inputs)
         except CaptureError as error:
-            if isinstance(self.asked, Plan):
+            if self.planning.given is not None:
                 raise
             return self.run_unplanned(route, reason_of(error), inputs)
         except LowtideError:
@@ -270,9 +264,8 @@ class PlannedCall:
         except Exception as error:
             cause = explain_failure(error, handled)
             can_fall_back = isinstance(cause, CaptureError | TorchDynamoException)
-            if isinstance(cause, LowtideError) and (
-                isinstance(self.asked, Plan) or not can_fall_back
-            ):
+            must_hold = self.planning.given is not None or not can_fall_back
+            if isinstance(cause, LowtideError) and must_hold:
                 raise cause from None
             if not (can_fall_back or is_whole) or self.planning.has_run:
                 raise
@@ -286,9 +279,8 @@ class PlannedCall:
             route.run = call
             return outputs
         if not any(v.requires_grad for v in tensors_in(outputs)):
-            cause = ""
-            if self.watch.unplanned:
-                cause = "nothing in the captured graph requires a gradient"
+            cause = "nothing in the captured graph requires a gradient"
+            cause = cause if self.watch.unplanned else ""
             raise NoTrainingGraphError(self.planning.name, cause)
         warn(
             f"{self.planning.name}: nothing of this step could be captured, so it runs "
@@ -312,14 +304,13 @@ class PlannedCall:
         """Whether a backward may follow."""
         if not torch.is_grad_enabled():
             return False
-        learning = [
-            m for m in self.modules if any(p.requires_grad for p in m.parameters())
-        ]
-        is_training = any(m.training for m in learning or self.modules)
-        return not self.modules or is_training or self.trains_in_evaluation
+        if not self.modules or self.trains_in_evaluation:
+            return True
+        learning = filter(_can_learn, self.modules)
+        return any(m.training for m in [*learning] or self.modules)
 
     def run_in_evaluation(self, inputs: Inputs) -> Any:
-        """Run it unplanned, and notice if a gradient is taken all the same."""
+        """Run it unplanned, and notice if a gradient is computed nevertheless."""
         outputs = inputs.call(self.function)
         if torch.is_grad_enabled() and self.is_watching:
             for value in tensors_in(outputs):
@@ -339,16 +330,17 @@ class PlannedCall:
         )
 
     def learn_from_last_step(self) -> None:
-        """Plan anew if the last step was another than it was taken for."""
+        """Plan again if the last step was not what the plan took it for."""
         news = self.learning.news()
-        if news and not isinstance(self.asked, Plan):
-            log.info("planning anew: %s", news)
-            if self.learning.reads_anew or not self.planning.route.is_whole:
-                self.learning.reads_anew = False
-                self.forget()
-            else:
-                self.watch.generation += 1
-                self.planning.start_anew()
+        if not news:
+            return
+        log.info("planning anew: %s", news)
+        if self.learning.reads_anew or not self.planning.route.is_whole:
+            self.learning.reads_anew = False
+            self.forget()
+        else:
+            self.watch.generation += 1
+            self.planning.start_anew()
 
     def forget(self) -> None:
         """Let go of all plans and what was compiled for them."""
@@ -392,28 +384,33 @@ class PlannedCall:
         parameter = next((p for p in model.parameters() if p.requires_grad), None)
         if parameter is None or is_lazy(model):
             return
-        name = self.planning.name
 
         def check(_: torch.Tensor) -> None:
             if not self.is_watching:
                 return
             handle.remove()
-            current = model._compiled_call_impl
+            current = self.installed_in(model)
             if not isinstance(current, PlannedCall | None):
                 warn(
-                    f"{name}: the model was compiled afterwards, which replaces the "
-                    "planned call: it runs under no budget. Compile first, or leave "
-                    "model.compile() out."
+                    f"{self.planning.name}: the model was compiled afterwards, which "
+                    "replaces the planned call: it runs under no budget. Compile "
+                    "first, or leave model.compile() out."
                 )
             elif self.num_calls == 0 and current is self:
-                raise NoTrainingGraphError(
-                    name,
-                    "a gradient was computed, but the model itself was never called: "
-                    "something calls one of its methods or submodules instead",
-                    "Optimize what is called, or the function that computes the loss",
-                )
+                found = f"a gradient was computed, but {self.never_called}"
+                raise NoTrainingGraphError(self.planning.name, found, self.instead)
 
         handle = parameter.register_post_accumulate_grad_hook(check)
+
+    never_called = (
+        "the model itself was never called: something calls one of its methods or "
+        "submodules instead"
+    )
+    instead = "Optimize what is called, or the function that computes the loss"
+
+    def installed_in(self, model: nn.Module) -> Any:
+        """What now stands where this call was put."""
+        return model._compiled_call_impl
 
     @contextmanager
     def unwatched(self) -> Iterator[None]:
@@ -424,6 +421,10 @@ class PlannedCall:
             yield
         finally:
             self.is_watching, self.learning.is_paused = before, False
+
+
+def _can_learn(module: nn.Module) -> bool:
+    return any(p.requires_grad for p in module.parameters())
 
 
 def _has_backward_hooks(module: nn.Module) -> bool:

@@ -27,12 +27,14 @@ _HALVINGS = 6
 def with_updates(
     step: StepGraph, limit_bytes: int, find: Callable[[StepGraph, int], Plan]
 ) -> Plan:
-    """A plan whose updates stand behind everything that reads what they change.
+    """A plan whose updates, if any, stand behind all that reads what they change.
 
     Planners place them where the baseline has them. A recomputation may need a
     parameter later than that; then its gradient waits, and the plan is made for as much
     less as that takes.
     """
+    if not any(op.spends for op in step.ops):
+        return find(step, limit_bytes)
     plain, limit = without_spending(step), limit_bytes
     for _ in range(_HALVINGS):
         found = find(plain, limit)
@@ -94,7 +96,7 @@ def _together(
     sequences: Sequence[Sequence[int]],
     visits: Sequence[int],
 ) -> int:
-    """Most bytes of a step in which every graph runs so many times.
+    """Most bytes of a step in which each graph runs this many times.
 
     Each run holds from its forward to its backward what is alive at its turn: what it
     keeps for itself, and its outputs, which the next run starts from. Beside all that

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._functorch._aot_autograd.descriptors import GradAOTOutput, PlainAOTInput
 from torch._subclasses import FakeTensor
 
 from lowtide.engine.bits import checksum
+from lowtide.engine.capture.nodes import gradient_of, outputs_of
 from lowtide.engine.capture.piece import Piece
 from lowtide.engine.notices import warn
 
@@ -32,12 +32,14 @@ class SumWatch:
     def __init__(self, piece: Piece, names: dict[int, str], told: set[str]) -> None:
         self.places = _summed(piece)
         self.names, self.told = names, told
+        self.is_first = True
         self.sums: dict[int, int] = {}
         self.hooks: list[Any] = []
 
     def start(self, inputs: Any) -> None:
         """Before the first forward: listen at the parameters, if they are real."""
-        if any(isinstance(value, FakeTensor) for value in inputs):
+        is_first, self.is_first = self.is_first, False
+        if not is_first or any(isinstance(value, FakeTensor) for value in inputs):
             return
         for place in self.places.values():
             parameter = inputs[place]
@@ -71,15 +73,13 @@ class SumWatch:
 
 def _summed(piece: Piece) -> dict[int, int]:
     """Places among the gradients of those that are sums, with their inputs' places."""
-    output = next(n for n in reversed(piece.joint.graph.nodes) if n.op == "output")
-    descriptions = (output.meta.get("desc") or [])[len(piece.forward_outputs) :]
+    descriptions = outputs_of(piece.joint)[1][len(piece.forward_outputs) :]
     places: dict[int, int] = {}
-    pairs = zip(piece.gradients, descriptions, strict=False)
+    pairs = zip(piece.gradients, descriptions, strict=True)
     for number, (node, what) in enumerate(pairs):
         while isinstance(node, fx.Node) and node.target is _CAST:
             node = node.args[0]
-        of = what.grad_of if isinstance(what, GradAOTOutput) else None
-        is_sum = isinstance(node, fx.Node) and node.target is _ADD
-        if is_sum and isinstance(of, PlainAOTInput):
-            places[number] = of.idx
+        of = gradient_of(what)
+        if of is not None and isinstance(node, fx.Node) and node.target is _ADD:
+            places[number] = of
     return places

@@ -11,7 +11,6 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,19 +32,6 @@ from lowtide.engine.watch import Watch
 from lowtide.errors import CaptureError, LowtideError
 
 
-@dataclass(frozen=True)
-class Seen:
-    """What a dry run saw: each graph as a step of its own, and the step of all.
-
-    `visits` says how often each graph ran. Where one of them runs several times there
-    is no `whole`: all its runs share one order of ops, which a schedule cannot say.
-    """
-
-    pieces: tuple[Unpriced, ...]
-    visits: tuple[int, ...]
-    whole: Unpriced | None
-
-
 def look(
     function: Callable[..., Any],
     inputs: Inputs,
@@ -53,10 +39,13 @@ def look(
     modules: Sequence[nn.Module],
     loss: Loss,
     name: str = "step",
-) -> Seen:
+) -> list[tuple[Unpriced, int]]:
     """What `loss(function(...)).backward()` does, seen on fake tensors.
 
-    Nothing of it is computed, and nothing that the step changes changes here.
+    That is one step of all its graphs, which runs once. If a graph runs several times,
+    all its runs share one order of ops, which a schedule cannot say: then it is each
+    graph as a step of its own, and how often it runs. Nothing is computed here, and
+    nothing changes that the step would change.
 
     Raises:
         CaptureError: there is no loss to differentiate, or the step cannot run without
@@ -68,7 +57,7 @@ def look(
             fix="Use lowtide.optimize, which plans such a model piece by piece",
         )
 
-    def work() -> Seen:
+    def work() -> list[tuple[Unpriced, int]]:
         try:
             recording = _recording(function, inputs, modules, loss)
         except LowtideError:
@@ -80,12 +69,9 @@ def look(
                 "torch.compile captured nothing of it",
                 fix="Use lowtide.optimize, which runs what cannot be captured as it is",
             )
-        visits = tuple(recording.visits[id(piece)] for piece in recording.pieces)
-        return Seen(
-            pieces=tuple(unpriced(piece) for piece in recording.pieces),
-            visits=visits,
-            whole=unpriced(recording, name=name) if max(visits) == 1 else None,
-        )
+        if max(recording.visits.values()) == 1:
+            return [(unpriced(recording, name=name), 1)]
+        return [(unpriced(p), recording.visits[id(p)]) for p in recording.pieces]
 
     return run_aside(work)
 

@@ -94,6 +94,4 @@ def name_of(function: Any) -> str:
 
 def is_lazy(module: nn.Module) -> bool:
     """Whether some of its parameters do not have their shapes yet."""
-    kinds = nn.UninitializedParameter | nn.UninitializedBuffer
-    values = (*module.parameters(), *module.buffers())
-    return any(isinstance(v, kinds) for v in values)
+    return any(map(nn.parameter.is_lazy, (*module.parameters(), *module.buffers())))

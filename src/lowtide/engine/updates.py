@@ -21,10 +21,13 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch._functorch._aot_autograd.descriptors import GradAOTOutput, PlainAOTInput
 
-from lowtide.engine.capture.zeros import outputs_of
-from lowtide.engine.costs.optimizer import step_without_hooks, update_bytes
+from lowtide.engine.capture.nodes import gradient_of, inputs_of, outputs_of, reached
+from lowtide.engine.costs.optimizer import (
+    step_without_hooks,
+    update_bytes,
+    without_hooks,
+)
 from lowtide.errors import InvalidArgumentError
 
 _OPTIMIZERS = (
@@ -77,7 +80,8 @@ class Update:
             for place, group in enumerate(optimizer.param_groups)
             if any(p is parameter for p in group["params"])
         )
-        self.alone = _alone(optimizer)
+        # Its groups and its state are set before each step.
+        self.alone = without_hooks(optimizer)
         self.number = next(_NUMBERS)
         _UPDATES[self.number] = self
         # What it needs beside parameter, gradient and state.
@@ -103,19 +107,6 @@ class Update:
         group = self.optimizer.param_groups[self.place]
         self.alone.state = self.optimizer.state
         self.alone.param_groups = [{**group, "params": [self.parameter]}]
-
-
-def _alone(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """An optimizer like this one, whose groups and state are set before each step."""
-    alone: Any = object.__new__(type(optimizer))
-    alone.__dict__.update(optimizer.__dict__)
-    # A learning-rate scheduler puts its own step over the class's, and hooks are the
-    # user's: they belong to the user's own step.
-    alone.__dict__.pop("step", None)
-    for name in list(alone.__dict__):
-        if name.endswith("_hooks"):
-            alone.__dict__[name] = type(alone.__dict__[name])()
-    return alone
 
 
 def _update(parameter: torch.Tensor, gradient: torch.Tensor, number: int) -> None:
@@ -192,19 +183,16 @@ class Updates:
         graph = joint.graph
         output = graph.output_node()
         values, descriptions = outputs_of(joint)
-        primals = list(graph.find_nodes(op="placeholder"))
+        primals = inputs_of(joint)
         places = {node: number for number, node in enumerate(graph.nodes)}
         for place, (node, what) in enumerate(zip(values, descriptions, strict=True)):
-            if not (
-                isinstance(what, GradAOTOutput)
-                and isinstance(what.grad_of, PlainAOTInput)
-                and isinstance(node, fx.Node)
-            ):
+            of = gradient_of(what)
+            if of is None or not isinstance(node, fx.Node):
                 continue
-            parameter = self.trained.get(id(inputs[what.grad_of.idx]))
+            parameter = self.trained.get(id(inputs[of]))
             if parameter is None or values.count(node) > 1:
                 continue
-            primal = primals[what.grad_of.idx]
+            primal = primals[of]
             last = max(
                 (n for n in _readers(primal) | {node} if n is not output),
                 key=lambda n: places[n],
@@ -233,17 +221,12 @@ def _second_backward() -> InvalidArgumentError:
 
 def _readers(node: fx.Node) -> set[fx.Node]:
     """What reads a value or a view of it."""
-    found: set[fx.Node] = set()
-    waiting = [node]
-    while waiting:
-        for user in waiting.pop().users:
-            if user in found:
-                continue
-            found.add(user)
-            target = user.target
-            if isinstance(target, torch._ops.OpOverload) and target.is_view:
-                waiting.append(user)
-    return found
+    return reached(node.users, lambda n: n.users if _is_view(n) else ())
+
+
+def _is_view(node: fx.Node) -> bool:
+    target = node.target
+    return isinstance(target, torch._ops.OpOverload) and target.is_view
 
 
 def _scales(value: Any) -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from lowtide.engine.bits import first_difference, same_bits
-from lowtide.engine.meter import Measurement, clear_gradients, preserved
+from lowtide.engine.meter import Measurement, preserved
 from lowtide.errors import VerificationError
 from lowtide.step.plan import Plan
 
@@ -78,25 +78,25 @@ class Numbers:
     loss: torch.Tensor
     gradients: dict[str, torch.Tensor | None]
     buffers: dict[str, torch.Tensor]
-    generator: torch.Tensor  # the states of all generators, one behind the other
+    generator: torch.Tensor  # the states of all generators, concatenated
 
 
 def numbers_of(step: Callable[[], torch.Tensor], modules: list[nn.Module]) -> Numbers:
-    """Run the step and keep a copy of what it computed, on the CPU."""
-    clear_gradients(modules)
-    loss = _copy(step())
+    """Run the step, keep a copy of what it computed on the CPU, and undo the rest."""
     gradients: dict[str, torch.Tensor | None] = {}
     buffers: dict[str, torch.Tensor] = {}
-    for number, module in enumerate(modules):
-        # One module alone needs no name of its own.
-        prefix = f"{type(module).__name__.lower()}{number}." * (len(modules) > 1)
-        for name, p in module.named_parameters():
-            gradients[prefix + name] = None if p.grad is None else _copy(p.grad)
-        for name, b in module.named_buffers():
-            buffers[prefix + name] = _copy(b)
-    states = [torch.get_rng_state()]
-    if torch.cuda.is_available():
-        states += torch.cuda.get_rng_state_all()
+    with preserved(modules):
+        loss = _copy(step())
+        for number, module in enumerate(modules):
+            # One module alone needs no name of its own.
+            prefix = f"{type(module).__name__.lower()}{number}." * (len(modules) > 1)
+            for name, p in module.named_parameters():
+                gradients[prefix + name] = None if p.grad is None else _copy(p.grad)
+            for name, b in module.named_buffers():
+                buffers[prefix + name] = _copy(b)
+        states = [torch.get_rng_state()]
+        if torch.cuda.is_available():
+            states += torch.cuda.get_rng_state_all()
     return Numbers(loss, gradients, buffers, torch.cat(states))
 
 
@@ -105,28 +105,13 @@ def _copy(value: torch.Tensor) -> torch.Tensor:
 
 
 def compare(
-    plain: Callable[[], torch.Tensor],
-    planned: Callable[[], torch.Tensor],
-    modules: list[nn.Module],
-    plan_of: Callable[[], Plan],
-    find_origin: Callable[[], str],
-    measure: Callable[[], Measurement] | None = None,
+    expected: Numbers, actual: Numbers, plan: Plan, measured: Measurement | None
 ) -> Verification:
-    """Run both steps from the same state and compare them.
-
-    `find_origin` is asked for the op at which they begin to differ, if they do.
-    """
-    with preserved(modules):
-        expected = numbers_of(plain, modules)
-    with preserved(modules):
-        actual = numbers_of(planned, modules)
-    plan = plan_of()
-    measured = measure() if measure else None
+    """What a planned step computed against what the plain one did."""
     loss = differences({"loss": expected.loss}, {"loss": actual.loss})
     gradients = differences(expected.gradients, actual.gradients, "gradient of ")
     buffers = differences(expected.buffers, actual.buffers, "buffer ")
     wrong = [*loss, *gradients, *buffers]
-    origin = find_origin() if wrong else ""
     rng_equal = torch.equal(expected.generator, actual.generator)
     if not rng_equal:
         wrong.append("random numbers: the generator ends in another state")
@@ -144,7 +129,6 @@ def compare(
         differences=tuple(wrong),
         plan=plan,
         measured=measured,
-        origin=origin,
     )
 
 

@@ -310,7 +310,8 @@ def load_api() -> Any:
     Without --verbose torch says nothing of its own: lowtide's errors say what matters.
     """
     with stage("loading torch"):
-        from lowtide.engine import api, machine
+        from lowtide.engine import api
+        from lowtide.engine.costs import machine
     is_quiet = logging.getLogger("lowtide").level > logging.INFO
     if is_quiet and "TORCH_LOGS" not in os.environ:
         machine.silence_torch()

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from torch import fx
 
 from lowtide.step.graph import StepGraph
+from lowtide.step.remake import missing_cone
 from lowtide.step.schedule import with_frees
 from lowtide.step.simulate import simulate
 
@@ -30,14 +31,17 @@ def checkpointed_peak_bytes(step: StepGraph, part: Sequence[int | None]) -> int:
         part: For each op, the number of its part, or `None`.
     """
     kept = _kept(step, part)
-    again = _again(step, part, kept)
+    early = {s for op in step.ops[: step.turn] for s in op.writes} - kept
+    late = {s for op in step.ops[step.turn + 1 :] for s in op.reads} & early
+    wanted: dict[int | None, list[int]] = {}
+    for s in late:
+        wanted.setdefault(part[step.producers[s][0]], []).append(s)
+    wanted.pop(None, None)
     sequence: list[int] = []
     for number in step.baseline:
-        if number > step.turn:
-            for s in step.ops[number].reads:
-                origin = part[step.producers[s][0]] if step.producers[s] else None
-                if origin is not None and s not in kept:
-                    sequence += again.pop(origin, ())
+        for s in step.ops[number].reads if number > step.turn else ():
+            origin = part[step.producers[s][0]] if s in late else None
+            sequence += missing_cone(step, wanted.pop(origin, ()), kept)
         sequence.append(number)
     return simulate(step, with_frees(step, sequence)).peak_bytes
 
@@ -52,20 +56,3 @@ def _kept(step: StepGraph, part: Sequence[int | None]) -> set[int]:
             if made_by and part[made_by[0]] != part[op.id]:
                 kept.add(s)
     return kept
-
-
-def _again(
-    step: StepGraph, part: Sequence[int | None], kept: set[int]
-) -> dict[int, list[int]]:
-    """For each part, the ops that make again what the backward reads of it."""
-    wanted = {s for op in step.ops[step.turn + 1 :] for s in op.reads} - kept
-    again: dict[int, list[int]] = {}
-    for op in reversed(step.ops[: step.turn]):
-        own = part[op.id]
-        made = wanted.intersection(op.writes)
-        if own is None or op.standby or not made:
-            continue
-        runner = op.id if not op.once else step.remakers[min(made)]
-        again.setdefault(own, []).insert(0, runner)
-        wanted.update(s for s in step.ops[runner].reads if s not in kept)
-    return again

@@ -1,4 +1,4 @@
-"""Where capture computes otherwise than the same step without it, and how it is undone.
+"""Where capture computes other numbers than eager does, and how that is undone.
 
 NOTE(torch>=2.13,<2.14): reaches into the Python dispatcher's tables (`py_kernels`,
 `_dispatch_cache`), replaces a few functions of AOTAutograd and `proxy_tensor`, and
@@ -34,6 +34,7 @@ from torch.fx.experimental import proxy_tensor
 
 from lowtide.engine.capture import gaps, recurrent
 from lowtide.engine.capture.prod import product
+from lowtide.engine.draws import masking_scale
 from lowtide.engine.seam import saving_as_it_comes
 
 aten = torch.ops.aten
@@ -138,7 +139,7 @@ def _restrided(
 def _kernels_of_eager() -> Iterator[None]:
     """Hide the kernels that torch has in Python to decompose ops before autograd.
 
-    They are there for symbolic shapes, which we do not have, and round otherwise than
+    They are there for symbolic shapes, which we do not have, and round differently from
     the kernels of eager. Those that tell tracing what eager's kernel does (`_KEPT`)
     stay. Some ops get one of ours; dropout does because the mask of `native_dropout`
     takes a byte where eager's noise takes a number.
@@ -241,7 +242,7 @@ def _scale_forward(node: fx.Node) -> None:
     value = node.meta["val"][0]
     items = {user.args[1]: user for user in node.users}
     scale = _scale_of_eager(value, share_dropped)
-    if scale is None or scale == _rounded(1 / (1 - share_dropped), value.dtype):
+    if scale is None or scale == masking_scale(value, share_dropped):
         return
     graph = node.graph
     if 1 not in items:  # no gradient is asked for
@@ -271,7 +272,3 @@ def _scale_of_eager(value: torch.Tensor, share_dropped: Any) -> float | None:
     if value.device.type != "cpu":
         return None
     return torch.ones((), dtype=value.dtype).div_(1 - share_dropped).item()
-
-
-def _rounded(number: float, dtype: torch.dtype) -> float:
-    return torch.tensor(number, dtype=dtype).item()

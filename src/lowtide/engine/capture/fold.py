@@ -199,7 +199,7 @@ def _is_by_rows(node: fx.Node) -> bool:
 def _in_place_form(node: fx.Node, argument: fx.Node) -> tuple[Any, str] | None:
     """The op that computes the same over one of its arguments, and by which keyword.
 
-    Only forms with a kernel of their own: the others compute beside and copy.
+    Only forms with a kernel of their own: the others compute elsewhere and copy.
     """
     target: Any = node.target
     device = argument.meta["val"].device.type

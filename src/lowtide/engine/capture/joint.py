@@ -30,13 +30,18 @@ from typing import Any
 import torch
 from torch import fx
 from torch._functorch._aot_autograd.descriptors import (
-    GradAOTOutput,
     InputMutationAOTOutput,
     PlainAOTInput,
 )
 
 from lowtide.engine.capture.call import source_of
 from lowtide.engine.capture.fold import fold_in_place
+from lowtide.engine.capture.nodes import (
+    draws_numbers,
+    gradient_of,
+    made_from,
+    outputs_of,
+)
 from lowtide.engine.capture.piece import (
     NUMBERS,
     UPDATES,
@@ -47,7 +52,6 @@ from lowtide.engine.capture.piece import (
 )
 from lowtide.engine.capture.shapes import formulas_of
 from lowtide.engine.capture.tensors import result_bytes, storage_key, storage_record
-from lowtide.engine.capture.zeros import made_from, outputs_of
 from lowtide.engine.draws import can_draw_again
 from lowtide.engine.loss import find_overwritten
 from lowtide.engine.packing import packing_of
@@ -260,10 +264,9 @@ class _Reader:
                 name = piece.storages[s].name
                 if piece.storages[s].resident:
                     continue
-                if isinstance(description, GradAOTOutput) and isinstance(
-                    description.grad_of, PlainAOTInput
-                ):
-                    name = f"grad of {self.names.get(description.grad_of.idx, name)}"
+                of = gradient_of(description)
+                if of is not None:
+                    name = f"grad of {self.names.get(of, name)}"
                 self.change(s, kind="gradient", name=name)
         for op in piece.ops:
             if op.once == UPDATES:
@@ -423,7 +426,7 @@ def _why_once(node: fx.Node) -> str:
         return UPDATES
     if target._schema.is_mutable:
         return CHANGES_STATE
-    if torch.Tag.nondeterministic_seeded in target.tags:
+    if draws_numbers(node):
         return RANDOM if _really_random(node, target) else ""
     if not tensors_of(node):
         return CHANGES_STATE  # an assertion or the like: it runs for its effect

@@ -16,11 +16,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from lowtide.engine.capture.piece import Piece
 from lowtide.engine.capture.step import step_of
-from lowtide.engine.capture.tensors import result_bytes, storage_key, tensors_in
+from lowtide.engine.capture.tensors import Seeing, result_bytes, storage_key, tensors_in
 from lowtide.step.graph import Op, Phase, Region, StepGraph, Storage, check_graph
 
 
@@ -74,7 +73,7 @@ class Recording:
         )
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(Seeing):
     """Writes down every op that reaches the dispatcher outside the pieces."""
 
     def __init__(self) -> None:
@@ -83,23 +82,15 @@ class Recorder(TorchDispatchMode):
         self.inside = 0
         self._alive: list[Any] = []
 
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Dynamo may compile under this mode; what it does inside is not the step's."""
-        return True
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        outputs = func(*args, **(kwargs or {}))
-        if not self.inside:
-            reads = self.keys((args, kwargs))
-            made = self.keys(outputs, func, tensors_in((args, kwargs)))
-            writes = tuple(k for k in made if k not in reads)
-            stretch = self.recording.events[-1]
-            if writes and isinstance(stretch, list):
-                stretch.append(OutsideCall(reads, writes))
-        return outputs
+    def see(self, op: Any, args: Any, kwargs: Any, outputs: Any) -> None:
+        if self.inside:
+            return
+        reads = self.keys((args, kwargs))
+        made = self.keys(outputs, op, tensors_in((args, kwargs)))
+        writes = tuple(k for k in made if k not in reads)
+        stretch = self.recording.events[-1]
+        if writes and isinstance(stretch, list):
+            stretch.append(OutsideCall(reads, writes))
 
     def keys(
         self, tree: Any, maker: Any = None, given: Sequence[torch.Tensor] = ()
@@ -259,6 +250,13 @@ class _Composer:
             self.by_key[key] = number
         return number
 
+    def placed(self, index: int, s: int, key: int | None = None) -> int:
+        """The number here of a piece's own storage."""
+        mapping = self.maps[index]
+        if s not in mapping:
+            mapping[s] = self.storage(key, self.parts[index].storages[s])
+        return mapping[s]
+
     def before(self, stretch: Stretch) -> None:
         """What was made before the first piece is an input of the step."""
         for key in (k for call in stretch for k in call.writes):
@@ -280,9 +278,9 @@ class _Composer:
         ]
         reads = [self.by_key[k] for k in read if k in self.by_key and k not in made]
         if following.phase == "backward":
-            part, mapping = self.parts[index], self.maps[index]
+            part = self.parts[index]
             writes += self.tangents(index, following)
-            reads += [mapping[s] for s in part.ops[part.turn].reads]
+            reads += [self.placed(index, s) for s in part.ops[part.turn].reads]
         writes = list(dict.fromkeys(writes))
         peak = _stretch_peak(stretch, later, self.recording, self.unit)
         remains = sum(_rounded(self.storages[s].nbytes, self.unit) for s in writes)
@@ -304,57 +302,44 @@ class _Composer:
 
     def tangents(self, index: int, visit: Visit) -> list[int]:
         """Storages of the gradients that enter a backward, those nobody else made."""
-        piece, mapping = self.pieces[index], self.maps[index]
+        piece = self.pieces[index]
         fresh: list[int] = []
-        for place, (node, value) in enumerate(
-            zip(piece.tangents, visit.handed, strict=True)
-        ):
-            if place in piece.absent_tangents:
-                continue
-            key = _key(value)
+        for place, node in enumerate(piece.tangents):
+            key = _key(visit.handed[place])
             known = key in self.by_key
-            for s in piece.storage_of[node]:
-                mapping[s] = self.storage(key, self.parts[index].storages[s])
-                if not known:
-                    fresh.append(mapping[s])
+            if place not in piece.absent_tangents:
+                found = [self.placed(index, s, key) for s in piece.storage_of[node]]
+                fresh += found if not known else []
         return fresh
 
     def visit(self, visit: Visit) -> None:
         index = self.pieces.index(visit.piece)
-        part, piece, mapping = self.parts[index], self.pieces[index], self.maps[index]
+        piece = self.pieces[index]
         self.regions.append(Region(index, visit.phase))
         if visit.phase == "forward":
-            for node, value in zip(piece.primals, visit.inputs, strict=False):
-                for s in piece.storage_of[node]:
-                    if s not in mapping:
-                        mapping[s] = self.storage(_key(value), part.storages[s])
-            made = piece.forward_outputs
+            crossing = [*zip(piece.primals, visit.inputs, strict=False)]
+            crossing += zip(piece.forward_outputs, visit.outputs, strict=False)
         else:
-            made = piece.gradients
-        for node, value in zip(made, visit.outputs, strict=False):
-            key = _key(value)
+            crossing = [*zip(piece.gradients, visit.outputs, strict=False)]
+        for node, value in crossing:
             for s in piece.storage_of.get(node, ()):
-                if key is not None and s not in mapping:
-                    mapping[s] = self.storage(key, part.storages[s])
+                if isinstance(value, torch.Tensor):
+                    self.placed(index, s, storage_key(value))
         start = len(self.ops)
-        for op in part.ops:
+        for op in self.parts[index].ops:
             if op.phase == visit.phase and op.opens < 0:
                 self.ops.append(self.moved(op, index))
         slot = 1 if visit.phase == "forward" else 3
         self.ranges[index][slot : slot + 2] = [start, len(self.ops)]
 
     def moved(self, op: Op, index: int) -> Op:
-        part, mapping = self.parts[index], self.maps[index]
-        for s in (*op.reads, *op.writes):
-            if s not in mapping:
-                mapping[s] = self.storage(None, part.storages[s])
         return replace(
             op,
             id=len(self.ops),
-            reads=tuple(mapping[s] for s in op.reads),
-            writes=tuple(mapping[s] for s in op.writes),
-            spends=tuple(mapping[s] for s in op.spends),
-            over=mapping.get(op.over, -1),
+            reads=tuple(self.placed(index, s) for s in op.reads),
+            writes=tuple(self.placed(index, s) for s in op.writes),
+            spends=tuple(self.placed(index, s) for s in op.spends),
+            over=self.placed(index, op.over) if op.over >= 0 else -1,
             piece=index,
         )
 

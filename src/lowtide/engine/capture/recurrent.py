@@ -23,7 +23,7 @@ _Like = tuple[tuple[int, ...], torch.dtype]
 
 @contextmanager
 def with_workspaces() -> Iterator[None]:
-    """Let the kernel leave a workspace; autograd records nothing all the same."""
+    """Let the kernel leave a workspace, though autograd records nothing."""
     with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():
         yield
 

@@ -20,6 +20,7 @@ from torch import fx
 from torch.types import py_sym_types
 from torch.utils import _pytree as pytree
 
+from lowtide.engine.capture.nodes import inputs_of
 from lowtide.engine.capture.piece import Piece
 from lowtide.engine.capture.step import step_of
 from lowtide.engine.capture.tensors import result_bytes, storage_key, tensors_in
@@ -46,7 +47,7 @@ class Shapes:
     def of(cls, graph: fx.GraphModule, key: str = "val") -> Shapes:
         """Those of this graph, whose nodes have their fake values under this key."""
         found = cls()
-        for place, node in enumerate(graph.graph.find_nodes(op="placeholder")):
+        for place, node in enumerate(inputs_of(graph)):
             value = node.meta.get(key)
             if isinstance(value, torch.SymInt) and value.node.expr.is_Symbol:
                 found.places.append(place)

@@ -9,6 +9,7 @@ from lowtide.engine.capture.call import calls_of, module_of, source_of
 from lowtide.engine.capture.checkpointed import checkpointed_peak_bytes, part_of
 from lowtide.engine.capture.piece import UPDATES, Piece, PieceOp, tensors_of
 from lowtide.engine.loss import scratch_bytes
+from lowtide.step.fields import PieceOps
 from lowtide.step.graph import FOLDED, Op, Region, StepGraph, check_graph
 
 ALIGNMENT_BYTES = {"cpu": 64, "cuda": 512}
@@ -25,10 +26,16 @@ def step_of(piece: Piece) -> StepGraph:
     """
     if piece.step is None:
         step = _step(piece, piece.ops)
-        own = [step.fingerprint, 0, step.turn, step.turn + 1, len(step.ops)]
         extra = _eager_peak_bytes(piece) - step.baseline_peak_bytes
-        piece.step = replace(step, facts={"pieces": [own], "eager_extra_bytes": extra})
+        piece.step = with_piece_facts(step, extra)
     return piece.step
+
+
+def with_piece_facts(step: StepGraph, eager_extra_bytes: int) -> StepGraph:
+    """The step of one piece with what `step_of` says of it in `facts`."""
+    own = [step.fingerprint, 0, step.turn, step.turn + 1, len(step.ops)]
+    facts = {"pieces": [own], "eager_extra_bytes": eager_extra_bytes}
+    return replace(step, facts=facts)
 
 
 def _eager_peak_bytes(piece: Piece) -> int:
@@ -41,16 +48,20 @@ def _eager_peak_bytes(piece: Piece) -> int:
 
 
 def _step(piece: Piece, piece_ops: Sequence[PieceOp]) -> StepGraph:
-    devices = [t.device.type for node in piece.primals for t in tensors_of(node)]
-    device = next((kind for kind in devices if kind != "cpu"), "cpu")
     forward = [op for op in piece_ops if op.is_forward]
     backward = piece_ops[len(forward) :]
+    ops = [_op(op, number) for number, op in enumerate(forward)]
+    ops.append(turn_of(piece, len(ops)))
+    ops += [_op(op, number) for number, op in enumerate(backward, len(ops))]
+    return step_with(piece, ops)
+
+
+def step_with(piece: Piece, ops: Sequence[Op]) -> StepGraph:
+    """The step of a piece that consists of these ops, the turn among them."""
+    devices = [t.device.type for node in piece.primals for t in tensors_of(node)]
+    device = next((kind for kind in devices if kind != "cpu"), "cpu")
     step = StepGraph(
-        ops=(
-            *(_op(op, number) for number, op in enumerate(forward)),
-            turn_of(piece, len(forward)),
-            *(_op(op, number) for number, op in enumerate(backward, len(forward) + 1)),
-        ),
+        ops=tuple(ops),
         storages=tuple(piece.storages),
         outputs=piece.held_outputs,
         regions=(Region(0, "forward"), Region(0, "backward")),
@@ -59,6 +70,15 @@ def _step(piece: Piece, piece_ops: Sequence[PieceOp]) -> StepGraph:
     )
     check_graph(step)
     return step
+
+
+def own_number(piece: PieceOps, number: int) -> int | None:
+    """The number in its own step of an op of a larger one, if it is this piece's."""
+    if number in piece.forward:
+        return number - piece.forward.start
+    if number in piece.backward:
+        return number - piece.backward.start + len(piece.forward) + 1
+    return None
 
 
 def piece_op(piece: Piece, number: int) -> PieceOp:

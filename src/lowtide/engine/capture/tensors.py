@@ -7,8 +7,29 @@ from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lowtide.step.graph import Kind, Storage
+
+
+class Seeing(TorchDispatchMode):
+    """Lets each op of a step run, and sees what it took and made."""
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """What torch.compile does to itself under this mode is not the step's."""
+        return True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        outputs = func(*args, **(kwargs or {}))
+        self.see(func, args, kwargs or {}, outputs)
+        return outputs
+
+    def see(self, op: Any, args: Any, kwargs: Any, outputs: Any) -> None:
+        """Told after each op."""
+        raise NotImplementedError
 
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:
@@ -19,6 +40,19 @@ def tensors_in(tree: Any) -> list[torch.Tensor]:
 def storage_key(tensor: torch.Tensor) -> int:
     """What names a tensor's storage, for as long as that is alive."""
     return int(tensor.untyped_storage()._cdata)
+
+
+def bytes_in(tree: Any) -> int:
+    """Bytes of the tensors among values of any nesting, shared storages once."""
+    tensors = {storage_key(t): t for t in tensors_in(tree)}
+    return sum(t.untyped_storage().nbytes() for t in tensors.values())
+
+
+def span_of(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """How many elements lie from the first to the last of these, both included."""
+    if 0 in shape:
+        return 0
+    return 1 + sum((d - 1) * s for d, s in zip(shape, strides, strict=True))
 
 
 def short_dtype(tensor: torch.Tensor) -> str:

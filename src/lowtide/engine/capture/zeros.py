@@ -11,13 +11,11 @@ which a zero would reach anything else is left as it is.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
+from lowtide.engine.capture.nodes import has_effect, made_from, outputs_of, tangents_of
 from lowtide.engine.capture.tensors import storage_key
 
 aten = torch.ops.aten
@@ -44,7 +42,7 @@ def guess_absent(joint: fx.GraphModule) -> frozenset[int]:
     the others, it is taken for the loss and the others for values that are only looked
     at. An output that the number does not depend on is returned to be used.
     """
-    tangents = _tangents(joint)
+    tangents = tangents_of(joint)
     sizes = [n.meta["val"].numel() for n in tangents]
     losses = [i for i, size in enumerate(sizes) if size == 1]
     if len(losses) != 1:
@@ -60,31 +58,12 @@ def guess_absent(joint: fx.GraphModule) -> frozenset[int]:
     return frozenset(others)
 
 
-def outputs_of(joint: fx.GraphModule) -> tuple[list[Any], list[Any]]:
-    """A joint graph's outputs, and what torch says that each of them is."""
-    (output,) = joint.graph.find_nodes(op="output")
-    flat = pytree.tree_leaves(output.args[0], is_leaf=lambda x: x is None)
-    return flat, list(output.meta.get("desc") or [None] * len(flat))
-
-
 def _differentiated(joint: fx.GraphModule) -> list[fx.Node]:
     """The forward's outputs that have a tangent, in the order of the tangents."""
     flat, descriptions = outputs_of(joint)
     named = dict(zip(descriptions, flat, strict=True))
-    wanted = [getattr(t.meta.get("desc"), "output", None) for t in _tangents(joint)]
+    wanted = [getattr(t.meta.get("desc"), "output", None) for t in tangents_of(joint)]
     return [n for d in wanted if isinstance(n := named.get(d), fx.Node)]
-
-
-def made_from(roots: Sequence[Any]) -> set[fx.Node]:
-    """The nodes among the roots, and all that these are computed from."""
-    seen: set[fx.Node] = set()
-    stack = [r for r in roots if isinstance(r, fx.Node)]
-    while stack:
-        node = stack.pop()
-        if node not in seen:
-            seen.add(node)
-            stack.extend(node.all_input_nodes)
-    return seen
 
 
 def _same_values(node: fx.Node) -> set[fx.Node]:
@@ -113,7 +92,7 @@ def without_tangents(
     """
     graph = fx.Graph()
     values: dict[fx.Node, fx.Node] = {}
-    zero = {n for i, n in enumerate(_tangents(joint)) if i in absent}
+    zero = {n for i, n in enumerate(tangents_of(joint)) if i in absent}
     for node in joint.graph.nodes:
         if node.op in ("placeholder", "get_attr"):
             values[node] = graph.node_copy(node)
@@ -125,7 +104,7 @@ def without_tangents(
                 node.args[0], lambda n: None if n in zero else values[n]
             )
             graph.output(outputs).meta = dict(node.meta)
-            graph.eliminate_dead_code(is_impure_node=_has_effect)
+            graph.eliminate_dead_code(is_impure_node=_must_stay)
             return fx.GraphModule(joint, graph)
         touched = [a for a in node.all_input_nodes if a in zero]
         if not touched:
@@ -137,11 +116,6 @@ def without_tangents(
         else:
             return None
     raise AssertionError("a graph ends with its output")
-
-
-def _tangents(joint: fx.GraphModule) -> list[fx.Node]:
-    placeholders = joint.graph.find_nodes(op="placeholder")
-    return [n for n in placeholders if n.name.startswith("tangents")]
 
 
 def _stays_zero(node: fx.Node, zero: set[fx.Node]) -> bool:
@@ -165,10 +139,6 @@ def _other_term(node: fx.Node, zero: set[fx.Node]) -> fx.Node | None:
     return terms[0] if same else None
 
 
-def _has_effect(node: fx.Node) -> bool:
-    if node.op in ("placeholder", "output"):
-        return True
-    target = node.target
-    return not isinstance(target, torch._ops.OpOverload) or (
-        target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags
-    )
+def _must_stay(node: fx.Node) -> bool:
+    is_op = isinstance(node.target, torch._ops.OpOverload)
+    return not is_op or has_effect(node)

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import torch
 from torch._subclasses import FakeTensorMode
 from torch.nn import functional
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from lowtide.engine.capture.call import Call
+from lowtide.engine.capture.tensors import Seeing
 from lowtide.engine.costs.devices import Device, save_device
 from lowtide.engine.costs.estimate import FRESH_BYTES, roofline_seconds, seconds_of
 from lowtide.engine.costs.inputs import input_tensors, output_tensors
@@ -42,9 +42,9 @@ def calibrate(*, progress: Progress | None = None) -> Device:
     """
     calls = _ordinary_calls()
     samples: list[_Timed] = []
-    for call, sample in measure_calls(calls, _CPU):
-        if not sample.error:
-            samples.append(_Timed(work_of(call), sample.seconds))
+    for measured in measure_calls(calls, _CPU):
+        if not measured.error:
+            samples.append(_Timed(work_of(measured.call), measured.cost.seconds))
         if progress is not None:
             progress(len(samples), len(calls))
     described = _fit(samples)
@@ -118,21 +118,17 @@ def _ordinary_calls() -> list[Call]:
     return recorder.calls
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(Seeing):
     """Keeps the calls that compute tensors from tensors."""
 
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[Call] = []
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        outputs = func(*args, **(kwargs or {}))
-        call = Call(func, args, kwargs or {}, outputs, f"{func}#{len(self.calls)}")
-        if not func.is_view and input_tensors(call) and output_tensors(call):
+    def see(self, op: Any, args: Any, kwargs: Any, outputs: Any) -> None:
+        call = Call(op, args, kwargs, outputs, f"{op}#{len(self.calls)}")
+        if not op.is_view and input_tensors(call) and output_tensors(call):
             self.calls.append(call)
-        return outputs
 
 
 def _run_elementwise_and_rows() -> None:

@@ -25,7 +25,7 @@ class Cost:
 
 
 def total_cost(costs: Sequence[Cost]) -> Cost:
-    """What calls cost that run one behind the other as one op."""
+    """What calls cost that run in a row as one op."""
     seconds = sum(c.seconds for c in costs)
     deviation = sum(c.seconds * c.spread for c in costs)
     return Cost(

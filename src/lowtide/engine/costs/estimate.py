@@ -18,16 +18,10 @@ _ON_MATRIX_UNITS = frozenset(
     "attention_backward".split()
 )
 
-# Where a description has no efficiency of the class itself.
+# Where a description has no efficiency of the class itself, nor of its forward.
 _FAMILY = {
-    "convolution_backward": "convolution",
-    "attention_backward": "attention",
     "batch_norm": "normalisation",
-    "batch_norm_backward": "normalisation",
     "layer_norm": "normalisation",
-    "layer_norm_backward": "normalisation",
-    "softmax_backward": "softmax",
-    "pooling_backward": "pooling",
     "transcendental": "elementwise",
 }
 # glibc's largest threshold for memory that it maps and unmaps block by block.
@@ -62,7 +56,8 @@ def roofline_seconds(work: Work, device: Device) -> float:
 def efficiency(work_class: str, device: Device) -> float:
     """The part of the roofline that this class of work reaches."""
     known = device.efficiency
-    for name in (work_class, _FAMILY.get(work_class, ""), "default"):
+    forward = work_class.removesuffix("_backward")
+    for name in (work_class, _FAMILY.get(forward, forward), "default"):
         if name in known:
             return max(1e-3, known[name])
     return 0.7

@@ -16,7 +16,12 @@ import torch
 from torch.utils import _pytree as pytree
 
 from lowtide.engine.capture.call import Call
-from lowtide.engine.capture.tensors import result_bytes, storage_key, tensors_in
+from lowtide.engine.capture.tensors import (
+    result_bytes,
+    span_of,
+    storage_key,
+    tensors_in,
+)
 
 _BLOCK = 1 << 16
 _BYTE_OF_A_NUMBER = 0x3F  # four of them are 0.75 in 32 bits
@@ -31,10 +36,7 @@ _BY_SEVERAL_INDICES = frozenset(
 
 def span_bytes(tensor: torch.Tensor) -> int:
     """Bytes from the first to the last element of a (fake) tensor, both included."""
-    if tensor.numel() == 0:
-        return 0
-    reach = sum((d - 1) * s for d, s in zip(tensor.shape, tensor.stride(), strict=True))
-    return (reach + 1) * tensor.element_size()
+    return span_of(tensor.shape, tensor.stride()) * tensor.element_size()
 
 
 def input_tensors(call: Call) -> list[torch.Tensor]:

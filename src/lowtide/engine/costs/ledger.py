@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from lowtide.engine.capture.step import ALIGNMENT_BYTES
-from lowtide.engine.capture.tensors import storage_key, tensors_in
+from lowtide.engine.capture.tensors import Seeing, storage_key, tensors_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +78,7 @@ def ledger(
     return LedgerTimeline(peak, activation_peak, resident_bytes, tuple(live_bytes))
 
 
-class Book(TorchDispatchMode):
+class Book(Seeing):
     """Numbers the storages that ops bring forth; entries are (number, bytes)."""
 
     # What a higher-order op makes is seen when it returns.
@@ -93,17 +92,8 @@ class Book(TorchDispatchMode):
         self.live = 0
         self._count = 0
 
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """What torch.compile does to itself is not part of the step."""
-        return True
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        self.enter(result)
-        return result
+    def see(self, op: Any, args: Any, kwargs: Any, outputs: Any) -> None:
+        self.enter(outputs)
 
     def enter(self, tree: Any) -> None:
         for tensor in tensors_in(tree):

@@ -1,8 +1,12 @@
-"""What this machine says of itself: its name, its caches, what is allocated on it."""
+"""What this machine says of itself: its name, its caches, what is allocated on it.
+
+And what torch says of it, and how to keep torch from saying more.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import platform
 from collections.abc import Callable
@@ -16,6 +20,7 @@ from typing import Any
 
 import torch
 
+TORCH_VERSION: str = torch.__version__
 _DEFAULT_CACHE_BYTES = 32 << 20
 _LARGEST_CACHE_BYTES = 128 << 20
 _autograd: Any = torch.autograd
@@ -63,6 +68,18 @@ def memory_bytes() -> int:
         return 0
 
 
+def gpus() -> list[tuple[str, int]]:
+    """The name and the bytes of each GPU that torch can use."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    found = [torch.cuda.get_device_properties(place) for place in range(count)]
+    return [(gpu.name, gpu.total_memory) for gpu in found]
+
+
+def silence_torch() -> None:
+    """Let torch log nothing of its own, except what would end the process."""
+    torch._logging.set_logs(all=logging.CRITICAL)  # pyright: ignore
+
+
 def count_allocations(run: Callable[[], Any], device: torch.device) -> tuple[Any, int]:
     """What a function returns, and the most bytes it had allocated at once.
 
@@ -102,7 +119,7 @@ def is_counting_possible() -> bool:
 def start_counting() -> None:
     """Note what this thread allocates on the CPU from here on.
 
-    NOTE(torch>=2.13,<2.14): the old profiler hands out its memory events as such.
+    NOTE(torch>=2.13,<2.14): only the old profiler hands out single memory events.
     """
     settings = _autograd.ProfilerConfig(
         _autograd.ProfilerState.CPU,

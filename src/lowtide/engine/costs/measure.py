@@ -26,6 +26,7 @@ import torch
 
 from lowtide.engine.capture import recurrent
 from lowtide.engine.capture.call import Call
+from lowtide.engine.costs.cost import Cost
 from lowtide.engine.costs.inputs import fresh_bytes, real_arguments, size_bytes
 from lowtide.engine.costs.machine import cache_bytes, count_allocations
 
@@ -38,20 +39,9 @@ _SLOW_SECONDS = 0.1
 _LEAST_SCRATCH_BYTES = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """What was measured of one call; `error` says why not, and is otherwise empty."""
-
-    seconds: float = 0.0
-    spread: float = 0.0
-    scratch_bytes: int = 0
-    runs: int = 0
-    error: str = ""
-
-
 def measure_calls(
     calls: Sequence[Call], device: torch.device, room_bytes: int | None = None
-) -> Iterator[tuple[Call, Sample]]:
+) -> Iterator[MeasuredCall]:
     """Measure each call, and yield it as soon as something is known of it.
 
     The random-number state of the process is the same afterwards. A group and what
@@ -61,7 +51,7 @@ def measure_calls(
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices), torch.no_grad():
         for group in _groups(calls, sweeper.cache_bytes):
-            yield from zip(group, _measure_group(group, device, sweeper), strict=True)
+            yield from _measure_group(group, device, sweeper)
 
 
 def _groups(calls: Sequence[Call], limit_bytes: int) -> list[list[Call]]:
@@ -78,8 +68,11 @@ def _groups(calls: Sequence[Call], limit_bytes: int) -> list[list[Call]]:
 
 
 @dataclass(slots=True)
-class _Prepared:
-    """One op of a group: how to call it, and what has been seen of it so far."""
+class MeasuredCall:
+    """A call: how to run it, and what has been seen of it so far.
+
+    If it cannot run alone, `error` says why.
+    """
 
     call: Call
     args: tuple[Any, ...] = ()
@@ -94,6 +87,14 @@ class _Prepared:
                 return self.call.target(*self.args, **self.kwargs)
         return self.call.target(*self.args, **self.kwargs)
 
+    @property
+    def cost(self) -> Cost:
+        """The median of its runs, and how far they lie apart."""
+        middle = statistics.median(self.seconds)
+        deviation = statistics.median(abs(t - middle) for t in self.seconds)
+        spread = deviation / middle if middle > 0 else 0.0
+        return Cost(middle, spread, self.scratch_bytes)
+
     def touch(self) -> None:
         """Bring the first argument into the cache, as the op before it would."""
         if self.args and isinstance(self.args[0], torch.Tensor):
@@ -107,7 +108,7 @@ class _Prepared:
 
 def _measure_group(
     group: Sequence[Call], device: torch.device, sweeper: _Sweeper
-) -> list[Sample]:
+) -> list[MeasuredCall]:
     clock = _CudaClock() if device.type == "cuda" else _HostClock()
     prepared = [_prepare(call, device) for call in group]
     sweep_bytes = sweeper.cache_bytes - sum(map(size_bytes, group))
@@ -131,7 +132,9 @@ def _measure_group(
         del results
         spent += sum(taken)
         runs += 1
-    return [_sample(p) for p in prepared]
+    for p in prepared:
+        p.args, p.kwargs = (), {}  # they are as large as the cache
+    return prepared
 
 
 def _enough(runs: int, spent: float) -> bool:
@@ -142,9 +145,9 @@ def _enough(runs: int, spent: float) -> bool:
     return runs >= _MOST_RUNS or (runs >= _LEAST_RUNS and spent > _GROUP_SECONDS)
 
 
-def _prepare(call: Call, device: torch.device) -> _Prepared:
+def _prepare(call: Call, device: torch.device) -> MeasuredCall:
     """Arguments with which the call runs, found by running it."""
-    ready = _Prepared(call)
+    ready = MeasuredCall(call)
     # Whole numbers of unknown meaning: one divides, and index 0 is always there.
     for whole_number in (1, 0):
         try:
@@ -159,7 +162,7 @@ def _prepare(call: Call, device: torch.device) -> _Prepared:
     return ready
 
 
-def _scratch(p: _Prepared, device: torch.device) -> int:
+def _scratch(p: MeasuredCall, device: torch.device) -> int:
     """Run the op; return the bytes that it takes beyond its results and gives back.
 
     The first run may also set things up for good (compiled kernels, packed weights), so
@@ -169,15 +172,6 @@ def _scratch(p: _Prepared, device: torch.device) -> int:
     _, most_bytes = count_allocations(p.run, device)
     scratch_bytes = most_bytes - fresh_bytes(p.call)
     return scratch_bytes if scratch_bytes >= _LEAST_SCRATCH_BYTES else 0
-
-
-def _sample(p: _Prepared) -> Sample:
-    if p.error or not p.seconds:
-        return Sample(error=p.error or "not run")
-    middle = statistics.median(p.seconds)
-    deviation = statistics.median(abs(t - middle) for t in p.seconds)
-    spread = deviation / middle if middle > 0 else 0.0
-    return Sample(middle, spread, p.scratch_bytes, len(p.seconds))
 
 
 class _Sweeper:

@@ -13,17 +13,21 @@ import gc
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lowtide.engine.capture.call import Call, show_tensor, signature_of
-from lowtide.engine.capture.tensors import storage_key, storage_record, tensors_in
-from lowtide.engine.costs.cache import Caching
-from lowtide.engine.costs.cost import Cost, How
-from lowtide.engine.costs.prices import Progress, costs
+from lowtide.engine.capture.tensors import (
+    bytes_in,
+    storage_key,
+    storage_record,
+    tensors_in,
+)
+from lowtide.engine.costs.cost import Cost
+from lowtide.engine.costs.prices import Pricing, costs
 from lowtide.errors import InvalidArgumentError
 from lowtide.step.graph import Kind, Op, Region, StepGraph, check_graph
 
@@ -35,10 +39,7 @@ def with_optimizer(
     optimizer: torch.optim.Optimizer,
     *,
     model: torch.nn.Module | None = None,
-    how: How = "measure",
-    device: str | torch.device | None = None,
-    cache: Caching = True,
-    progress: Progress | None = None,
+    **pricing: Unpack[Pricing],
 ) -> StepGraph:
     """The step followed by one update of this optimizer.
 
@@ -50,7 +51,7 @@ def with_optimizer(
         optimizer: Any optimizer written in torch; its parameters may be fake.
         model: Gives the parameters their names, by which they are found in the step;
             without it they are matched by shape, in order.
-        how: As for `costs`, and so are `device`, `cache` and `progress`.
+        pricing: As for `costs`.
 
     Raises:
         InvalidArgumentError: The optimizer needs a closure, or cannot take a step.
@@ -58,13 +59,7 @@ def with_optimizer(
     update = _watch(optimizer)
     if not update.calls:
         return step
-    prices = costs(
-        [c.call for c in update.calls],
-        how=how,
-        device=device,
-        cache=cache,
-        progress=progress,
-    )
+    prices = costs([c.call for c in update.calls], **pricing)
     return _append(step, update, _match(step, update, model), prices)
 
 
@@ -84,19 +79,27 @@ class _Trained(NamedTuple):
     gradient: Any
 
 
+class _State(NamedTuple):
+    """An entry of the optimizer's state, and the fake parameter that it is for."""
+
+    name: str
+    owner: Any
+    tensor: torch.Tensor
+
+
 @dataclass(slots=True)
 class _Update:
     """A watched update. Keys are those of fake storages, which `alive` keeps unique."""
 
     trained: list[_Trained]
-    state: dict[int, tuple[str, torch.Tensor]] = field(default_factory=dict)
+    state: dict[int, _State] = field(default_factory=dict)
     calls: list[_Seen] = field(default_factory=list)
     made: dict[int, torch.Tensor] = field(default_factory=dict)
     alive: list[Any] = field(default_factory=list)
 
 
 class UpdateBytes(NamedTuple):
-    """What an optimizer needs: its state for good, more while it updates."""
+    """What an optimizer needs: its state all the time, more while it updates."""
 
     state: int
     temporaries: int
@@ -110,20 +113,15 @@ def update_bytes(optimizer: torch.optim.Optimizer) -> UpdateBytes:
     try:
         update = _watch(optimizer)
     except InvalidArgumentError:
-        return UpdateBytes(_total(tensors_in(list(optimizer.state.values()))), 0)
+        return UpdateBytes(bytes_in(list(optimizer.state.values())), 0)
     last = {key: n for n, seen in enumerate(update.calls) for key in seen.reads}
     live = highest = 0
     for number, seen in enumerate(update.calls):
-        live += _total(update.made[key] for key in seen.writes)
+        live += bytes_in([update.made[key] for key in seen.writes])
         highest = max(highest, live)
         done = [k for k in (*seen.reads, *seen.writes) if last.get(k, -1) <= number]
-        live -= _total(update.made[k] for k in done if k in update.made)
-    return UpdateBytes(_total(tensor for _, tensor in update.state.values()), highest)
-
-
-def _total(tensors: Iterable[torch.Tensor]) -> int:
-    """Bytes of the tensors, shared storages once."""
-    return sum({storage_key(t): t.untyped_storage().nbytes() for t in tensors}.values())
+        live -= bytes_in([update.made[k] for k in done if k in update.made])
+    return UpdateBytes(bytes_in([s.tensor for s in update.state.values()]), highest)
 
 
 def optimizer_of(modules: Iterable[torch.nn.Module]) -> torch.optim.Optimizer | None:
@@ -156,7 +154,12 @@ def _watch(optimizer: torch.optim.Optimizer) -> _Update:
     try:
         with _WithoutResult():
             step_without_hooks(double)
-        update.state = _state(double, trained)
+        update.state = {
+            storage_key(leaf): _State(name, owner, leaf)
+            for owner, entries in double.state.items()
+            for name, value in entries.items()
+            for leaf in tensors_in(value)
+        }
         with _Watcher(update):
             step_without_hooks(double)
     except (TypeError, RuntimeError) as error:
@@ -177,17 +180,23 @@ def step_without_hooks(optimizer: torch.optim.Optimizer) -> None:
     step(optimizer)
 
 
+def without_hooks(optimizer: torch.optim.Optimizer) -> Any:
+    """An optimizer like this one, without what belongs to the user's own steps."""
+    made: Any = object.__new__(type(optimizer))
+    made.__dict__.update(optimizer.__dict__)
+    # A learning-rate scheduler puts its own step over the class's.
+    made.__dict__.pop("step", None)
+    for name in list(made.__dict__):
+        if name.endswith("_hooks"):
+            made.__dict__[name] = OrderedDict()
+    return made
+
+
 def _double(
     optimizer: torch.optim.Optimizer, mode: FakeTensorMode
 ) -> tuple[torch.optim.Optimizer, list[_Trained]]:
     """The same optimizer over fake parameters, with none of the user's hooks."""
-    double: Any = object.__new__(type(optimizer))
-    double.__dict__.update(optimizer.__dict__)
-    # A learning-rate scheduler puts its own step over the class's.
-    double.__dict__.pop("step", None)
-    for name in list(double.__dict__):
-        if name.endswith("_hooks"):
-            double.__dict__[name] = OrderedDict()
+    double = without_hooks(optimizer)
     trained: dict[int, _Trained] = {}
     double.param_groups = []
     for group in optimizer.param_groups:
@@ -230,19 +239,6 @@ def _fake_state(value: Any, mode: FakeTensorMode) -> Any:
     # Step counts are read as numbers, so they stay real.
     is_fake = isinstance(value, FakeTensor)
     return torch.ones((), dtype=value.dtype) if is_fake else value.detach().clone()
-
-
-def _state(
-    double: torch.optim.Optimizer, trained: list[_Trained]
-) -> dict[int, tuple[str, torch.Tensor]]:
-    """Every storage of the optimizer's state, named after its entry and parameter."""
-    places = {id(fake): number for number, (_, fake, _) in enumerate(trained)}
-    return {
-        storage_key(leaf): (f"{name} of {places.get(id(owner), '?')}", leaf)
-        for owner, entries in double.state.items()
-        for name, value in entries.items()
-        for leaf in tensors_in(value)
-    }
 
 
 class _WithoutResult(TorchDispatchMode):
@@ -343,13 +339,11 @@ def _append(
     for number, (_, fake, gradient) in enumerate(update.trained):
         add(fake, f"parameter {number}", "parameter")
         add(gradient, f"grad of {number}", "gradient")
-    named = {
-        str(number): storages[place[storage_key(fake)]].name
-        for number, (_, fake, _) in enumerate(update.trained)
+    names = {
+        id(t.fake): storages[place[storage_key(t.fake)]].name for t in update.trained
     }
-    for label, tensor in update.state.values():
-        entry, _, owner = label.rpartition(" of ")
-        add(tensor, f"{entry} of {named.get(owner, owner)}", "optimizer_state")
+    for entry, owner, tensor in update.state.values():
+        add(tensor, f"{entry} of {names.get(id(owner), '?')}", "optimizer_state")
     for tensor in update.made.values():
         name = f"optimizer temporary {len(storages)}"
         add(tensor, name, "temporary", stays=False)

@@ -6,6 +6,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Sequence
+from typing import TypedDict
 
 import torch
 
@@ -29,6 +30,16 @@ _STORE_EVERY = 32
 _MEASURED_AS = 2
 
 Progress = Callable[[int, int], None]
+
+
+class Pricing(TypedDict, total=False):
+    """How to price: what `costs` is told, handed on by those who ask it."""
+
+    how: How
+    device: str | torch.device | None
+    cache: Caching
+    progress: Progress | None
+    room_bytes: int | None
 
 
 def costs(
@@ -58,11 +69,11 @@ def costs(
         InvalidArgumentError: `how` or `device` is unknown, or the device is not there.
     """
     distinct = {call.signature: call for call in calls}
+    progress = progress or _tell_nobody
     if how == "estimate":
         described = find_device(str(device or "cpu"))
         known = {sig: estimate(call, described) for sig, call in distinct.items()}
-        if progress is not None:
-            progress(len(distinct), len(distinct))
+        progress(len(distinct), len(distinct))
     elif how == "measure":
         real = _real_device(calls, device)
         known = _measured(distinct, real, cache, progress, room_bytes)
@@ -71,6 +82,10 @@ def costs(
             f"how={how!r}", "there is no such way", 'Use "measure" or "estimate"'
         )
     return [known[call.signature] for call in calls]
+
+
+def _tell_nobody(done: int, total: int) -> None:
+    del done, total
 
 
 def _real_device(
@@ -102,7 +117,7 @@ def _measured(
     distinct: dict[str, Call],
     device: torch.device,
     cache: Caching,
-    progress: Progress | None,
+    progress: Progress,
     room_bytes: int | None,
 ) -> dict[str, Cost]:
     begin = time.perf_counter()
@@ -120,29 +135,25 @@ def _measured(
     unsaved: dict[str, Entry] = {}
     failed: list[str] = []
 
-    def tell() -> None:
-        if progress is not None:
-            progress(len(known), len(distinct))
-
     def save() -> None:
         if disk and unsaved:
             disk.store(unsaved)
         unsaved.clear()
 
-    tell()
+    progress(len(known), len(distinct))
     try:
-        for call, sample in measure_calls(missing, device, room_bytes):
-            signature = call.signature
-            if sample.error:
-                failed.append(f"{call.target}: {sample.error}")
-                known[signature] = estimate(call, _stand_in(device))
+        for measured in measure_calls(missing, device, room_bytes):
+            call = measured.call
+            if measured.error:
+                failed.append(f"{call.target}: {measured.error}")
+                known[call.signature] = estimate(call, _stand_in(device))
             else:
-                cost = Cost(sample.seconds, sample.spread, sample.scratch_bytes)
-                known[signature] = cost
-                unsaved[keys[signature]] = Entry(cost, sample.runs, load)
+                cost = known[call.signature] = measured.cost
+                entry = Entry(cost, len(measured.seconds), load)
+                unsaved[keys[call.signature]] = entry
             if len(unsaved) >= _STORE_EVERY:
                 save()
-            tell()
+            progress(len(known), len(distinct))
     finally:
         save()
     if failed:

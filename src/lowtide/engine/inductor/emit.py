@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import fx
 
+from lowtide.engine.capture.nodes import has_effect, inputs_of
 from lowtide.engine.inductor.piece import CompiledPiece
-from lowtide.engine.rewrite import Halves, Orders
+from lowtide.engine.rewrite import GraphWriter, Halves, Orders
 
 
 def split_compiled(piece: CompiledPiece, orders: Orders) -> Halves:
@@ -32,25 +32,18 @@ def split_compiled(piece: CompiledPiece, orders: Orders) -> Halves:
     )
 
 
-class _Emitter:
-    """Writes one graph. `values` has for nodes of the old graphs what holds them now.
+class _Emitter(GraphWriter):
+    """Writes one graph of a compiled piece.
 
     `derived` are values of the forward that have no storage; they go when what they
     were derived from is made again.
     """
 
     def __init__(self, piece: CompiledPiece) -> None:
+        super().__init__()
         self.piece = piece
-        self.graph = fx.Graph()
-        self.values: dict[fx.Node, fx.Node] = {}
         self.derived: dict[fx.Node, fx.Node] = {}
-        self.saved: dict[fx.Node, fx.Node] = {}
-        self.first_tangent: fx.Node | None = None
         self.crossing: dict[fx.Node, fx.Node] = {}
-
-    def module(self, like: fx.GraphModule) -> fx.GraphModule:
-        self.graph.lint()
-        return fx.GraphModule(like, self.graph)
 
     def forward(self, order: Iterable[int], saved: list[fx.Node]) -> None:
         piece = self.piece
@@ -63,15 +56,12 @@ class _Emitter:
         for node in piece.forward.graph.nodes:
             if node not in self.values and has_effect(node):
                 self.copy(node)
-        outputs = [
-            self.value(n) if isinstance(n, fx.Node) else n
-            for n in (*piece.forward_outputs, *saved)
-        ]
-        self.finish(piece.forward, outputs)
+        self.finish(piece.forward, [*piece.forward_outputs, *saved])
 
     def backward(self, order: Iterable[int]) -> None:
         piece = self.piece
-        inputs = piece.backward.graph.find_nodes(op="placeholder")
+        assert piece.step is not None
+        inputs = inputs_of(piece.backward)
         for node in piece.tangents:
             self.values[node] = self.placeholder(node)
             self.first_tangent = self.first_tangent or self.values[node]
@@ -79,29 +69,18 @@ class _Emitter:
         for number in order:
             launch = piece.launches[number]
             assert launch is not None
-            if number < len(piece.launches) and self.is_forward(number):
+            if piece.step.ops[number].phase == "forward":
                 self.run(launch.cone)
             else:
                 for node in launch.cone:
                     self.value(node)
-        outputs = [
-            self.value(n) if isinstance(n, fx.Node) else n for n in piece.gradients
-        ]
-        self.finish(piece.backward, outputs)
-
-    def is_forward(self, number: int) -> bool:
-        assert self.piece.step is not None
-        return self.piece.step.ops[number].phase == "forward"
-
-    def placeholder(self, node: fx.Node) -> fx.Node:
-        copy = self.graph.placeholder(node.name)
-        copy.meta = dict(node.meta)
-        return copy
+        self.finish(piece.backward, piece.gradients)
 
     def finish(self, like: fx.GraphModule, outputs: list[Any]) -> None:
-        (node,) = like.graph.find_nodes(op="output")
-        made = self.graph.output(tuple(outputs))
-        made.meta = dict(node.meta)
+        """Return the values that these outputs of the old graph have here."""
+        values = [self.value(n) if isinstance(n, fx.Node) else n for n in outputs]
+        made = self.graph.output(tuple(values))
+        made.meta = dict(like.graph.output_node().meta)
 
     def run(self, cone: Iterable[fx.Node]) -> None:
         """Compute the nodes of a cone, anew if they were computed before."""
@@ -146,13 +125,3 @@ class _Emitter:
             made = self.placeholder(node)
         self.saved[node] = self.values[node] = made
         return made
-
-
-def has_effect(node: fx.Node) -> bool:
-    """Whether it changes something, or draws random numbers."""
-    if node.op != "call_function":
-        return False
-    schema = getattr(node.target, "_schema", None)
-    tags: Iterable[Any] = getattr(node.target, "tags", ())
-    is_mutable = schema is not None and schema.is_mutable
-    return is_mutable or torch.Tag.nondeterministic_seeded in tags

@@ -8,13 +8,11 @@ costs a second or two.
 from __future__ import annotations
 
 import copy
-import math
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
-import torch
 from torch import fx
 from torch._inductor import config, ir
 from torch._inductor.compile_fx import compile_fx_inner
@@ -24,6 +22,8 @@ from torch._inductor.scheduler import (
     Scheduler,
 )
 from torch._inductor.virtualized import V
+
+from lowtide.engine.capture.tensors import span_of
 
 
 @dataclass(frozen=True)
@@ -172,8 +172,5 @@ def _bytes_of(value: Any) -> int:
         layout, ir.MutationLayoutSHOULDREMOVE
     ):
         return 0
-    size, stride = map(int, layout.size), map(int, layout.stride)
-    last = [(d - 1) * s for d, s in zip(size, stride, strict=True)]
-    if math.prod(map(int, layout.size)) == 0:
-        return 0
-    return (1 + sum(last)) * torch.empty((), dtype=layout.dtype).element_size()
+    size, stride = [*map(int, layout.size)], [*map(int, layout.stride)]
+    return span_of(size, stride) * layout.dtype.itemsize

@@ -14,34 +14,32 @@ in Inductor's order.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import networkx
 import torch
 from torch import fx
+from torch._ops import OpOverload
 
 from lowtide.engine.capture.call import Call, call_of, module_of, source_of
-from lowtide.engine.capture.piece import Piece, tensors_of
-from lowtide.engine.capture.step import ALIGNMENT_BYTES, turn_of
-from lowtide.engine.capture.tensors import storage_record
-from lowtide.engine.inductor.kernels import Kernel, Lowered, lower
-from lowtide.step.graph import (
-    FOLDED,
-    Kind,
-    Op,
-    Phase,
-    Region,
-    StepGraph,
-    Storage,
-    check_graph,
+from lowtide.engine.capture.joint import CHANGES_STATE, READS_CHANGED
+from lowtide.engine.capture.nodes import (
+    draws_numbers,
+    inputs_of,
+    outputs_of,
+    reached,
+    tangents_of,
 )
+from lowtide.engine.capture.piece import Piece, tensors_of
+from lowtide.engine.capture.step import step_with, turn_of, with_piece_facts
+from lowtide.engine.capture.tensors import storage_record
+from lowtide.engine.inductor.kernels import Buffer, Kernel, Lowered, lower
+from lowtide.step.graph import FOLDED, Kind, Op, Phase, Storage
 
 aten = torch.ops.aten
 DRAWS_SEEDS = "draws the seeds of random numbers"
-CHANGES_STATE = "changes state"
-READS_CHANGED = "reads state that the step changes"
 COMPILED_BACKWARD = "is a kernel of the compiled backward"
 _RANDOM = (
     torch.ops.prims.inductor_random.default,
@@ -94,6 +92,26 @@ def read_compiled(
     return _Reader(forward, backward, num_outputs, kinds, names).read()
 
 
+@dataclass
+class _Half:
+    """One of the two graphs: its kernels, and its names for storages.
+
+    `known` has the storages of its buffers and inputs, `nodes` its fx nodes, by name.
+    """
+
+    phase: Phase
+    graph: fx.GraphModule
+    lowered: Lowered
+    known: dict[str, int] = field(default_factory=dict[str, int])
+
+    def __post_init__(self) -> None:
+        self.nodes = {n.name: n for n in self.graph.graph.nodes}
+        self.read_by: dict[str, set[str]] = defaultdict(set)
+        for kernel in self.lowered.kernels:
+            for name in kernel.reads:
+                self.read_by[name].add(kernel.name)
+
+
 class _Reader:
     def __init__(
         self,
@@ -103,51 +121,49 @@ class _Reader:
         kinds: dict[int, Kind],
         names: dict[int, str],
     ) -> None:
-        outputs, inputs = _outputs(forward), _inputs(backward)
-        tangents = [n for n in inputs if n.name.startswith("tangents")]
+        (outputs, _), inputs = outputs_of(forward), inputs_of(backward)
         self.piece = CompiledPiece(
             forward,
             forward_outputs=outputs[:num_outputs],
-            gradients=_outputs(backward),
+            gradients=outputs_of(backward)[0],
             mutated_inputs={},
             absent_tangents=frozenset(),
-            primals=_inputs(forward),
-            tangents=tangents,
+            primals=inputs_of(forward),
+            tangents=tangents_of(backward),
             forward=forward,
             backward=backward,
             saved=outputs[num_outputs:],
             launches=[],
             value_of={},
         )
+        self.crossing = inputs[: len(self.piece.saved)]
         self.kinds, self.names = kinds, names
-        self.first = lower(forward, is_backward=False)
-        self.second = lower(backward, is_backward=True)
-        # Names of buffers and inputs, each graph's own, to storages.
-        self.early: dict[str, int] = {}
-        self.late: dict[str, int] = {}
+        self.early = _Half("forward", forward, lower(forward, is_backward=False))
+        self.late = _Half("backward", backward, lower(backward, is_backward=True))
         self.ops: list[Op] = []
 
     def read(self) -> CompiledPiece:
-        piece = self.piece
+        piece, early, late = self.piece, self.early, self.late
         for place, node in enumerate(piece.primals):
             kind = self.kinds.get(place, "input")
-            self.early[node.name] = self.input(node, kind, self.names.get(place, ""))
+            early.known[node.name] = self.input(node, kind, self.names.get(place, ""))
         self.forward_ops()
-        crossing = _inputs(piece.backward)[: len(piece.saved)]
-        held = self.first.outputs[-len(piece.saved) :] if piece.saved else ()
-        for node, name in zip(crossing, held, strict=True):
-            if name in self.early:
-                self.late[node.name] = self.early[name]
+        outputs = early.lowered.outputs
+        held = outputs[-len(piece.saved) :] if piece.saved else ()
+        for node, name in zip(self.crossing, held, strict=True):
+            if name in early.known:
+                late.known[node.name] = early.known[name]
         for node in piece.tangents:
-            self.late[node.name] = self.input(node, "temporary")
-        for node, name in zip(piece.forward_outputs, self.first.outputs, strict=False):
-            if isinstance(node, fx.Node) and name in self.early:
-                piece.storage_of[node] = (self.early[name],)
+            late.known[node.name] = self.input(node, "temporary")
+        for node, name in zip(piece.forward_outputs, outputs, strict=False):
+            if isinstance(node, fx.Node) and name in early.known:
+                piece.storage_of[node] = (early.known[name],)
         self.ops.append(turn_of(piece, len(self.ops)))
         piece.launches.append(None)
         self.backward_ops()
         self.hold_outputs()
-        piece.step = self.step()
+        # Without a plan the compiled step runs just so: there is no other baseline.
+        piece.step = with_piece_facts(step_with(piece, self.ops), eager_extra_bytes=0)
         return piece
 
     # Storages.
@@ -164,93 +180,87 @@ class _Reader:
         piece.value_of[node] = number
         return number
 
-    def made(self, kernels: Sequence[Kernel], lowered: Lowered, phase: Phase) -> int:
+    def made(self, kernels: Sequence[Kernel], half: _Half) -> int:
         """Register what these kernels leave to others; what stays inside is scratch."""
-        known = self.early if phase == "forward" else self.late
-        graph = self.piece.forward if phase == "forward" else self.piece.backward
-        nodes = {n.name: n for n in graph.graph.nodes}
         own = {k.name for k in kernels}
-        read_by: dict[str, set[str]] = defaultdict(set)
-        for kernel in lowered.kernels:
-            for name in kernel.reads:
-                read_by[name].add(kernel.name)
         scratch = 0
-        for kernel in kernels:
-            for buffer in kernel.writes:
-                outside = read_by[buffer.name] - own
-                if outside or buffer.name in lowered.outputs:
-                    if buffer.name not in known:
-                        known[buffer.name] = len(self.piece.storages)
-                        self.piece.storages.append(
-                            _storage(known[buffer.name], buffer, nodes, phase)
-                        )
-                        if phase == "forward" and buffer.node in nodes:
-                            value = nodes[buffer.node]
-                            self.piece.value_of[value] = known[buffer.name]
-                elif read_by[buffer.name] - {kernel.name}:
-                    scratch += buffer.nbytes
+        for kernel, buffer in ((k, b) for k in kernels for b in k.writes):
+            readers = half.read_by[buffer.name]
+            if readers - own or buffer.name in half.lowered.outputs:
+                if buffer.name not in half.known:
+                    self.add_storage(buffer, half)
+            elif readers - {kernel.name}:
+                scratch += buffer.nbytes
         return scratch
+
+    def add_storage(self, buffer: Buffer, half: _Half) -> None:
+        number = half.known[buffer.name] = len(self.piece.storages)
+        node, is_early = half.nodes.get(buffer.node), half.phase == "forward"
+        kind: Kind = "activation" if is_early else "temporary"
+        name, value = buffer.node or buffer.name, tensors_of(node) if node else []
+        self.piece.storages.append(
+            storage_record(value[0], number, name, buffer.nbytes, kind, False)
+            if len(value) == 1
+            else Storage(number, name, buffer.nbytes, kind)
+        )
+        if is_early and node is not None:
+            self.piece.value_of[node] = number
 
     # Ops.
 
     def forward_ops(self) -> None:
-        piece = self.piece
-        groups = _grouped(self.first, split_reductions=True)
-        scratch = [self.made(group, self.first, "forward") for group in groups]
-        changed = {name for k in self.first.kernels for name in k.changes}
+        piece, early = self.piece, self.early
+        groups = _grouped(early.lowered, split_reductions=True)
+        scratch = [self.made(group, early) for group in groups]
+        changed = {name for k in early.lowered.kernels for name in k.changes}
         for group, nbytes in zip(groups, scratch, strict=True):
+            names = [b.node for k in group for b in k.writes]
+            nodes = [early.nodes[name] for name in names if name in early.nodes]
             results = [
-                node
-                for kernel in group
-                for buffer in kernel.writes
-                for node in piece.value_of
-                if node.name == buffer.node and node.op != "placeholder"
+                n for n in nodes if n in piece.value_of and n.op != "placeholder"
             ]
             cone, sources = self.cone(results)
-            op = self.op(group, self.early, "forward", nbytes)
-            reads = dict.fromkeys((*op.reads, *(piece.value_of[n] for n in sources)))
-            op = replace(op, reads=tuple(reads))
-            draws = any(map(_draws, cone))
+            op = self.op(group, early, nbytes)
+            given = tuple(dict.fromkeys(piece.value_of[n] for n in sources))
+            op = replace(op, reads=tuple(dict.fromkeys((*op.reads, *given))))
+            draws = any(map(draws_numbers, cone))
             stale = changed.intersection(n.name for n in sources)
             mutates = any(k.changes for k in group)
             if draws or mutates or stale or not cone:
                 once = DRAWS_SEEDS if draws else READS_CHANGED if stale else ""
                 op = replace(op, once=once or CHANGES_STATE)
-            self.add(op, Launch(tuple(group), cone))
+            self.add(op, Launch(tuple(group), cone), early)
             if mutates and cone and not draws and not stale:
                 again = replace(
                     op,
                     id=len(self.ops),
                     name=op.name + " again",
-                    reads=tuple(dict.fromkeys(piece.value_of[n] for n in sources)),
+                    reads=given,
                     writes=tuple(dict.fromkeys(piece.value_of[n] for n in results)),
                     once="",
                     standby=True,
                     signature=op.signature + "/again",
                 )
-                self.add(again, Launch(tuple(group), cone))
+                self.add(again, Launch(tuple(group), cone), early)
 
     def backward_ops(self) -> None:
-        for group in _grouped(self.second, split_reductions=False):
-            scratch = self.made(group, self.second, "backward")
-            op = self.op(group, self.late, "backward", scratch)
-            nodes = {n.name: n for n in self.piece.backward.graph.nodes}
+        late = self.late
+        for group in _grouped(late.lowered, split_reductions=False):
+            op = self.op(group, late, self.made(group, late))
             # What they make that is no value of the graph comes with what reads it.
             made = (buffer.node for kernel in group for buffer in kernel.writes)
-            cone = tuple(nodes[name] for name in made if name in nodes)
-            self.add(replace(op, once=COMPILED_BACKWARD), Launch(tuple(group), cone))
+            cone = tuple(late.nodes[name] for name in made if name in late.nodes)
+            op = replace(op, once=COMPILED_BACKWARD)
+            self.add(op, Launch(tuple(group), cone), late)
 
-    def add(self, op: Op, launch: Launch) -> None:
+    def add(self, op: Op, launch: Launch, half: _Half) -> None:
         self.ops.append(op)
         self.piece.launches.append(launch)
-        if calls := list(self.calls_of(launch, op)):
+        if calls := list(self.calls_of(launch, op, half)):
             self.piece.calls[op.id] = calls
 
-    def op(
-        self, group: Sequence[Kernel], known: dict[str, int], phase: Phase, scratch: int
-    ) -> Op:
-        graph = self.piece.forward if phase == "forward" else self.piece.backward
-        nodes = {n.name: n for n in graph.graph.nodes}
+    def op(self, group: Sequence[Kernel], half: _Half, scratch: int) -> Op:
+        nodes, known = half.nodes, half.known
         origins = [nodes[n] for k in group for n in k.nodes if n in nodes]
         writes = [b for k in group for b in k.writes if b.name in known]
         made = {known[b.name] for b in writes}
@@ -265,7 +275,7 @@ class _Reader:
             target=str(library.target) if library else "inductor::fused",
             reads=tuple(dict.fromkeys(s for s in reads if s not in made)),
             writes=tuple(dict.fromkeys(known[b.name] for b in writes)),
-            phase=phase,
+            phase=half.phase,
             module=next(filter(None, map(module_of, origins)), ""),
             source=next(filter(None, map(source_of, origins)), ""),
             signature=f"{FOLDED.join(targets)} {', '.join(shapes)}",
@@ -276,47 +286,39 @@ class _Reader:
         self, results: Sequence[fx.Node]
     ) -> tuple[tuple[fx.Node, ...], tuple[fx.Node, ...]]:
         """The nodes that compute these values, and the values these start from."""
-        inside: set[fx.Node] = set()
-        sources: dict[fx.Node, None] = {}
-        stack = list(results)
-        while stack:
-            node = stack.pop()
-            if node in inside:
-                continue
-            if node in self.piece.value_of and node not in results:
+        value_of, sources = self.piece.value_of, dict[fx.Node, None]()
+
+        def makers(node: fx.Node) -> list[fx.Node]:
+            if node in value_of and node not in results:
                 sources[node] = None
-                continue
-            inside.add(node)
-            stack.extend(node.all_input_nodes)
+                return []
+            return node.all_input_nodes
+
+        inside = reached(results, makers) - sources.keys()
         order = [n for n in self.piece.forward.graph.nodes if n in inside]
         return tuple(order), tuple(sources)
 
-    def calls_of(self, launch: Launch, op: Op) -> Iterator[Call]:
+    def calls_of(self, launch: Launch, op: Op, half: _Half) -> Iterator[Call]:
         """What to measure for its cost.
 
         A library's kernel is called as it is. A loop takes about as long as copying the
         bytes that go in and out, and random numbers as long as drawing them does.
         """
-        graph = self.piece.forward if op.phase == "forward" else self.piece.backward
-        nodes = {n.name: n for n in graph.graph.nodes}
-        sizes = {s.id: s.nbytes for s in self.piece.storages}
-        has_library = False
-        for kernel in launch.kernels:
-            node = nodes.get(kernel.library)
-            has_library = has_library or node is not None
-            if node is None or _draws(node):
-                continue
-            if isinstance(node.target, torch._ops.OpOverload):
+        named = [half.nodes.get(kernel.library) for kernel in launch.kernels]
+        libraries = [node for node in named if node is not None]
+        for node in libraries:
+            if not draws_numbers(node) and isinstance(node.target, OpOverload):
                 yield call_of(node.target, node)
-        if not has_library:
-            moved = sum(sizes[s] for s in {*op.reads, *op.writes})
+        if not libraries:
+            storages = self.piece.storages
+            moved = sum(storages[s].nbytes for s in {*op.reads, *op.writes})
             yield self.copy_of(moved // 2)
             for node in launch.cone:
                 if node.target in _RANDOM:
                     yield self.copy_of(tensors_of(node)[0].numel(), draws=True)
 
     def copy_of(self, number: int, *, draws: bool = False) -> Call:
-        """A call that copies so many bytes, or draws so many numbers."""
+        """A call that copies this many bytes, or draws this many numbers."""
         # Sizes that are about the same are measured once.
         digits = max(0, len(str(number)) - 2)
         number = max(64, -(-number // 10**digits) * 10**digits)
@@ -329,63 +331,20 @@ class _Reader:
         args: tuple[Any, ...] = (value, 0.5) if draws else (value,)
         return Call(target, args, {}, made, f"{target} of {number}")
 
-    # The step.
-
     def hold_outputs(self) -> None:
-        piece = self.piece
+        piece, known = self.piece, self.late.known
         ones = [n for n in piece.tangents if n.meta["val"].numel() == 1]
         held = [s for n in ones for s in piece.storage_of[n]]
         held += [s for n in piece.forward_outputs for s in piece.storage_of.get(n, ())]
-        for place, name in enumerate(self.second.outputs):
-            if name not in self.late:
+        for place, name in enumerate(self.late.lowered.outputs):
+            if name not in known or piece.storages[known[name]].resident:
                 continue
-            s = self.late[name]
-            if not piece.storages[s].resident:
-                given = self.names.get(place, piece.storages[s].name)
-                piece.storages[s] = replace(
-                    piece.storages[s], kind="gradient", name=f"grad of {given}"
-                )
-                held.append(s)
+            old = piece.storages[known[name]]
+            name = f"grad of {self.names.get(place, old.name)}"
+            piece.storages[old.id] = replace(old, kind="gradient", name=name)
+            held.append(old.id)
         resident = {s.id for s in piece.storages if s.resident}
         piece.held_outputs = tuple(s for s in dict.fromkeys(held) if s not in resident)
-
-    def step(self) -> StepGraph:
-        piece = self.piece
-        device = tensors_of(piece.primals[0])[0].device.type
-        step = StepGraph(
-            ops=tuple(self.ops),
-            storages=tuple(piece.storages),
-            outputs=piece.held_outputs,
-            regions=(Region(0, "forward"), Region(0, "backward")),
-            alignment_bytes=ALIGNMENT_BYTES.get(device, 1),
-            device=device,
-        )
-        check_graph(step)
-        own = [step.fingerprint, 0, step.turn, step.turn + 1, len(step.ops)]
-        return replace(step, facts={"pieces": [own], "eager_extra_bytes": 0})
-
-
-def _storage(number: int, buffer: Any, nodes: dict[str, fx.Node], phase: Phase) -> Any:
-    kind: Kind = "activation" if phase == "forward" else "temporary"
-    value = tensors_of(nodes[buffer.node]) if buffer.node in nodes else []
-    name = buffer.node or buffer.name
-    if len(value) != 1:
-        return Storage(number, name, buffer.nbytes, kind)
-    return storage_record(value[0], number, name, buffer.nbytes, kind, False)
-
-
-def _inputs(module: fx.GraphModule) -> list[fx.Node]:
-    return module.graph.find_nodes(op="placeholder")
-
-
-def _outputs(module: fx.GraphModule) -> list[Any]:
-    (node,) = module.graph.find_nodes(op="output")
-    return list(node.args[0])
-
-
-def _draws(node: fx.Node) -> bool:
-    tags: Iterable[Any] = getattr(node.target, "tags", ())
-    return torch.Tag.nondeterministic_seeded in tags
 
 
 def _grouped(lowered: Lowered, *, split_reductions: bool) -> list[list[Kernel]]:

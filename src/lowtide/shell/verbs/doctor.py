@@ -55,7 +55,7 @@ def doctor(
 def _calibrate(frame: Frame) -> None:
     """Describe this machine by measuring it; estimates use that from now on."""
     load_api()
-    from lowtide.engine.costs import calibrate
+    from lowtide.engine.costs.calibrate import calibrate
     from lowtide.engine.costs.devices import own_file
 
     with stage("measuring this machine") as advance:
@@ -84,7 +84,7 @@ def _torch() -> Iterator[Row]:
     yield "lowtide", __version__, f"python {platform.python_version()}, {sys.platform}"
     tested = f"tested: {TESTED_TORCH}"
     try:
-        from lowtide.engine.machine import TORCH_VERSION as found
+        from lowtide.engine.costs.machine import TORCH_VERSION as found
         from lowtide.engine.seam import is_tested
     except Exception as error:
         yield "torch", f"cannot be imported ({error})", f"PROBLEM; {tested}"
@@ -98,7 +98,7 @@ def _devices() -> Iterator[Row]:
     size = f", {format_bytes(memory)} of memory" if memory else ""
     yield "processor", f"{os.cpu_count()} cores{size}", "ok"
     try:
-        from lowtide.engine.machine import gpus
+        from lowtide.engine.costs.machine import gpus
 
         for place, (name, num_bytes) in enumerate(found := gpus()):
             verdict = "written for, not yet tested on a GPU"

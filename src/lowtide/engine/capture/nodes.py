@@ -1,0 +1,74 @@
+"""What is asked of fx graphs: what goes in and out, what leads where, what has effects.
+
+NOTE(torch>=2.13,<2.14): `desc` records say what each input and output is, and the
+placeholders of the gradients that come from outside are named `tangents_*`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._functorch._aot_autograd.descriptors import GradAOTOutput, PlainAOTInput
+from torch.utils import _pytree as pytree
+
+
+def inputs_of(module: fx.GraphModule) -> list[fx.Node]:
+    """The placeholders of a graph."""
+    return list(module.graph.find_nodes(op="placeholder"))
+
+
+def tangents_of(module: fx.GraphModule) -> list[fx.Node]:
+    """Those of them that are gradients from outside."""
+    return [n for n in inputs_of(module) if n.name.startswith("tangents")]
+
+
+def outputs_of(module: fx.GraphModule) -> tuple[list[Any], list[Any]]:
+    """A graph's outputs, and what torch says that each of them is."""
+    (output,) = module.graph.find_nodes(op="output")
+    flat = pytree.tree_leaves(output.args[0], is_leaf=lambda x: x is None)
+    return flat, list(output.meta.get("desc") or [None] * len(flat))
+
+
+def gradient_of(description: Any) -> int | None:
+    """The place of the input whose gradient an output is, if it is one."""
+    if not isinstance(description, GradAOTOutput):
+        return None
+    of = description.grad_of
+    return of.idx if isinstance(of, PlainAOTInput) else None
+
+
+def reached(
+    roots: Iterable[fx.Node], onward: Callable[[fx.Node], Iterable[fx.Node]]
+) -> set[fx.Node]:
+    """The roots, and all that is reached from them by going onward."""
+    seen: set[fx.Node] = set()
+    stack = list(roots)
+    while stack:
+        node = stack.pop()
+        if node not in seen:
+            seen.add(node)
+            stack.extend(onward(node))
+    return seen
+
+
+def made_from(roots: Sequence[Any]) -> set[fx.Node]:
+    """The nodes among the roots, and all that these are computed from."""
+    nodes = [r for r in roots if isinstance(r, fx.Node)]
+    return reached(nodes, lambda node: node.all_input_nodes)
+
+
+def draws_numbers(node: fx.Node) -> bool:
+    """Whether torch says of its op that it draws random numbers."""
+    tags: Iterable[Any] = getattr(node.target, "tags", ())
+    return torch.Tag.nondeterministic_seeded in tags
+
+
+def has_effect(node: fx.Node) -> bool:
+    """Whether it changes something, or draws random numbers."""
+    if node.op != "call_function":
+        return False
+    schema = getattr(node.target, "_schema", None)
+    return (schema is not None and schema.is_mutable) or draws_numbers(node)
