@@ -172,6 +172,32 @@ def test_many_graphs_that_values_separate_are_planned_together():
     assert all(map(same_bits, plain, ours))
 
 
+class Memory(nn.Module):
+    """A value that several graphs read, each of them more than once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x, (a, b, c, d) = self.first(x), self.layers
+        torch._dynamo.graph_break()
+        y = a(x).relu() + b(x).tanh() + x * x
+        torch._dynamo.graph_break()
+        return (c(x).relu() * d(x).tanh() + y).square().mean()
+
+
+def test_a_value_that_several_graphs_read_gets_its_gradient_in_eagers_order():
+    net, x = Memory(), torch.randn(128, WIDTH)
+    plain = trained(copy.deepcopy(net), x)
+    lowtide.optimize(net, budget="100%", time_limit=0.2)
+    assert all(map(same_bits, plain, trained(net, x)))
+    call = lowtide.planned(net)
+    assert call is not None
+    assert call.watch.forwards == 9
+
+
 def test_a_dry_run_that_fails_is_no_reason_to_plan_nothing(monkeypatch):
     def look(*_: object, **__: object) -> None:
         raise KeyError(9)
