@@ -33,6 +33,7 @@ from torch._ops import OpOverload
 from torch.fx.experimental import proxy_tensor
 
 from lowtide.engine.capture import gaps, recurrent
+from lowtide.engine.capture.formulas import opaque_where_values_decide
 from lowtide.engine.capture.prod import product
 from lowtide.engine.seam import saving_as_it_comes
 
@@ -82,6 +83,7 @@ def tracing_as_eager(arrival: Arrival = AS_OUTPUTS) -> Iterator[None]:
     autocast = [{"device_type": d, "dtype": t} for d, t in arrival.autocast]
     changes = (
         _kernels_of_eager(),
+        opaque_where_values_decide(),
         config.patch(backward_pass_autocast=autocast or "off"),
         # A weight that is cast once has one gradient in the lower precision, in which
         # the gradients of its uses are summed. Tracing fears casts that some other
