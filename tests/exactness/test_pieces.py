@@ -255,6 +255,32 @@ def test_a_custom_op_whose_gradient_looks_at_values_is_planned_as_it_is():
     assert (call.watch.graphs, call.watch.left) == (1, [])
 
 
+class Chosen(nn.Module):
+    """Rows that values choose, and their numbers: columns of one tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.layer = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(x)
+        row, place = torch.where(x > 0.5)
+        return (self.layer(hidden[row]) * place[:, None]).square().mean()
+
+
+def test_other_numbers_of_chosen_rows_are_planned_for():
+    net = Chosen()
+    plain = copy.deepcopy(net)
+    lowtide.optimize(net, budget="200%", time_limit=0.2)
+    for number in (32, 24, 40, 28, 36):
+        x = torch.randn(number, WIDTH)
+        for model in (net, plain):
+            model.zero_grad()
+            model(x).backward()
+        both = zip(net.parameters(), plain.parameters(), strict=True)
+        assert all(same_bits(a.grad, b.grad) for a, b in both)
+
+
 def test_a_dry_run_that_fails_is_no_reason_to_plan_nothing(monkeypatch):
     def look(*_: object, **__: object) -> None:
         raise KeyError(9)
