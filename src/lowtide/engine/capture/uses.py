@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from lowtide.engine.capture.tensors import tensors_in
+
 Spread = Callable[[Sequence[Any]], list[Any]]
 
 
@@ -74,7 +76,7 @@ def _uses(node: fx.Node) -> list[fx.Node]:
     uses: list[fx.Node] = []
     for user in node.graph.nodes:
         is_call = user in node.users and user.op in ("call_function", "call_method")
-        if is_call and isinstance(user.meta.get("example_value"), torch.Tensor):
+        if is_call and tensors_in(user.meta.get("example_value")):
             given: list[fx.Node] = []
             fx.map_arg((user.args, user.kwargs), given.append)
             uses += [user] * given.count(node)
