@@ -2,8 +2,9 @@
 
 The budget is a first guess between what is always there and what the step allocates
 without lowtide. If that is below the floor, the refusal names the floor, and the budget
-lies half-way between it and eager's peak. What is found is a flat record;
-`verdict.py` judges it.
+lies half-way between it and eager's peak. Where values decide what the step does, the
+floor is known only after the first step, and a warning takes the refusal's place. What
+is found is a flat record; `verdict.py` judges it.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from lowtide.errors import BudgetTooSmallError, LowtideWarning
 STEPS = 4
 PLANNING_SECONDS = 0.5
 FIRST_SHARE = 0.6
+LOWEST = "the lowest peak found for this step"
 
 
 @dataclass
@@ -189,11 +191,17 @@ def train_under_budgets(build: Build, eager: Trained, record: Record) -> None:
     low, high = eager.lasting_bytes, record["eager_peak_bytes"]
     record["budget_bytes"] = low + int((high - low) * FIRST_SHARE)
     try:
-        return train_under(build, eager, record)
+        train_under(build, eager, record)
     except BudgetTooSmallError as error:
         low = record["floor_bytes"] = error.floor_bytes
         if low >= high:
             raise
+    else:
+        if not any(LOWEST in warning for warning in record["warnings"]):
+            return
+        low = record["floor_bytes"] = record["promised_bytes"]
+        if low >= high:
+            return
     record["budget_bytes"] = (low + high) // 2
     train_under(build, eager, record)
 
@@ -278,6 +286,7 @@ def write_plan(model: Any, record: Record) -> None:
         "graphs": call.watch.graphs,
         "left": [" ".join(reason.split()) for reason in call.watch.left],
         "plans": len(call.plans),
+        "promised_bytes": call.planning.promised_bytes,
         "forwards": call.watch.forwards,
         "backwards": call.watch.backwards,
         "predicted_peak_bytes": max((p.peak_bytes for p in call.plans), default=None),

@@ -11,12 +11,15 @@ Record = dict[str, Any]
 # objects of Python that are no tensors.
 SLACK_SHARE, SLACK_BYTES = 0.01, 1 << 20
 NO_BUDGET = "under no budget"
-NOT_THE_WHOLE = "the step as a whole does not"
+# How it is said that the whole step takes more, and that bits may differ.
+TAKES_MORE = ("the step as a whole does not", "run at that peak")
+LAST_BIT = "last bit"
 
 # From what is hoped for to the worst.
 VERDICTS = {
     "planned": "the same bits within the budget",
     "partly": "planned in parts, and said that the rest exceeds the budget",
+    "last bits": "computed other last bits, and said that it may",
     "unplanned": "ran as it is, and said so",
     "over budget": "needed more than the budget by over 1 % and 1 MiB",
     "other bits": "computed something else",
@@ -34,13 +37,14 @@ def verdict_of(record: Record) -> str:
         if key in record:
             return key.replace("_", " ")
     if record["difference"] and "eager_differs_from_itself" not in record:
-        return "other bits"
+        is_said = any(LAST_BIT in w for w in record["warnings"])
+        return "last bits" if is_said else "other bits"
     # A step without a planned graph that says nothing is no plan either.
     if record["forwards"] < 2 or any(NO_BUDGET in w for w in record["warnings"]):
         return "unplanned"
     if not over_budget(record):
         return "planned"
-    is_said = any(NOT_THE_WHOLE in w for w in record["warnings"])
+    is_said = any(text in w for w in record["warnings"] for text in TAKES_MORE)
     return "partly" if is_said else "over budget"
 
 
@@ -58,7 +62,7 @@ def reason_of(record: Record) -> str:
         return ""
     if verdict in ("over budget", "partly"):
         return bytes_of(record)
-    if verdict == "other bits":
+    if verdict in ("other bits", "last bits"):
         return record["difference"]
     if verdict == "unplanned":
         return " ".join(record["warnings"][:1]) or "no planned graph ran, unsaid"

@@ -126,6 +126,24 @@ def test_random_layers_draw_as_eager(layer: nn.Module, channels_last: bool) -> N
     assert_as_eager(model, lambda m: m(images).square().sum())
 
 
+class Unused(nn.Module):
+    """Draws random numbers for something that nobody uses, as CANINE's judges do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.other = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.layer(x)
+        F.dropout(self.other(x), 0.3)
+        return F.dropout(x, 0.3)
+
+
+def test_random_numbers_that_nobody_uses_are_drawn_all_the_same() -> None:
+    x = torch.randn(4, 8)
+    assert_as_eager(Unused(), lambda model: model(x).square().mean())
+
+
 def test_dropout_keeps_a_mask_of_bytes() -> None:
     model = After(nn.Dropout(0.3))
     profile = lowtide.profile(model, IMAGES, loss=torch.sum, how="estimate")

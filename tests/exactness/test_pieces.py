@@ -172,6 +172,116 @@ def test_many_graphs_that_values_separate_are_planned_together():
     assert all(map(same_bits, plain, ours))
 
 
+class Memory(nn.Module):
+    """A value that several graphs read, each of them more than once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x, (a, b, c, d) = self.first(x), self.layers
+        torch._dynamo.graph_break()
+        y = a(x).relu() + b(x).tanh() + x * x
+        torch._dynamo.graph_break()
+        most, _ = x.max(-1, keepdim=True)
+        return (c(x).relu() * d(x).tanh() * most + y).square().mean()
+
+
+def test_a_value_that_several_graphs_read_gets_its_gradient_in_eagers_order():
+    net, x = Memory(), torch.randn(128, WIDTH)
+    plain = trained(copy.deepcopy(net), x)
+    lowtide.optimize(net, budget="100%", time_limit=0.2)
+    assert all(map(same_bits, plain, trained(net, x)))
+    call = lowtide.planned(net)
+    assert call is not None
+    assert call.watch.forwards == 9
+
+
+@torch.library.custom_op("lowtide_tests::by_group", mutates_args=())
+def by_group(
+    x: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor
+) -> torch.Tensor:
+    result, start = x.new_zeros(len(x), weights.shape[2]), 0
+    for weight, end in zip(weights, ends.tolist(), strict=True):
+        result[start:end], start = x[start:end] @ weight, end
+    return result
+
+
+@by_group.register_fake
+def _(x: torch.Tensor, weights: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    return x.new_empty(len(x), weights.shape[2])
+
+
+def _keep_for_groups(ctx, inputs, output):
+    ctx.save_for_backward(*inputs[:2])
+    ctx.ends = inputs[2]
+
+
+def _gradients_by_group(ctx, gradient):
+    x, weights = ctx.saved_tensors
+    of_x, of_weights, start = torch.zeros_like(x), torch.zeros_like(weights), 0
+    for place, end in enumerate(ctx.ends.tolist()):
+        of_x[start:end] = gradient[start:end] @ weights[place].T
+        of_weights[place] = x[start:end].T @ gradient[start:end]
+        start = end
+    return of_x, of_weights, None
+
+
+by_group.register_autograd(_gradients_by_group, setup_context=_keep_for_groups)
+
+
+class Groups(nn.Module):
+    """The gradient of a custom op looks at values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.weights = nn.Parameter(torch.randn(4, WIDTH, WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        ends = (x[:4].argmax(-1) + 1).cumsum(0).clamp(max=len(x))
+        hidden = by_group(self.first(x).tanh(), self.weights, ends)
+        return self.last(hidden.relu()).square().mean()
+
+
+def test_a_custom_op_whose_gradient_looks_at_values_is_planned_as_it_is():
+    net, x = Groups(), torch.randn(64, WIDTH)
+    plain = trained(copy.deepcopy(net), x)
+    lowtide.optimize(net, budget="100%", time_limit=0.2)
+    assert all(map(same_bits, plain, trained(net, x)))
+    call = lowtide.planned(net)
+    assert call is not None
+    assert (call.watch.graphs, call.watch.left) == (1, [])
+
+
+class Chosen(nn.Module):
+    """Rows that values choose, and their numbers: columns of one tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.layer = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(x)
+        row, place = torch.where(x > 0.5)
+        return (self.layer(hidden[row]) * place[:, None]).square().mean()
+
+
+def test_other_numbers_of_chosen_rows_are_planned_for():
+    net = Chosen()
+    plain = copy.deepcopy(net)
+    lowtide.optimize(net, budget="200%", time_limit=0.2)
+    for number in (32, 24, 40, 28, 36):
+        x = torch.randn(number, WIDTH)
+        for model in (net, plain):
+            model.zero_grad()
+            model(x).backward()
+        both = zip(net.parameters(), plain.parameters(), strict=True)
+        assert all(same_bits(a.grad, b.grad) for a, b in both)
+
+
 def test_a_dry_run_that_fails_is_no_reason_to_plan_nothing(monkeypatch):
     def look(*_: object, **__: object) -> None:
         raise KeyError(9)

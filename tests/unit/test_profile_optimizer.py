@@ -6,6 +6,7 @@ from torch._subclasses import FakeTensorMode
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from lowtide import planners, simulate
+from lowtide.engine.costs import optimizer as optimizer_module
 from lowtide.engine.costs.optimizer import update_bytes, with_optimizer
 from lowtide.errors import InvalidArgumentError
 from lowtide.step.graph import StepGraph
@@ -190,3 +191,34 @@ def test_hooks_on_all_optimizers_are_left_alone():
     finally:
         hook.remove()
     assert seen == []
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.RMSprop])
+def test_many_equal_parameters_have_the_state_of_all_of_them(kind, foreach):
+    model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(5)))
+    model[0].weight.requires_grad_(False)
+    optimizer = kind(model.parameters(), foreach=foreach)
+    predicted = update_bytes(optimizer).state
+    model(torch.ones(2, 8)).sum().backward()
+    optimizer.step()
+    entries = [v for entry in optimizer.state.values() for v in entry.values()]
+    assert predicted == sum(v.untyped_storage().nbytes() for v in entries)
+    assert update_bytes(optimizer).state == predicted
+
+
+def test_an_update_is_watched_once_and_again_when_something_changes(monkeypatch):
+    seen: list[int] = []
+    watch = optimizer_module._watch
+    monkeypatch.setattr(
+        optimizer_module, "_watch", lambda *a: seen.append(1) or watch(*a)
+    )
+    model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(5)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plain = update_bytes(optimizer)
+    optimizer.param_groups[0]["lr"] = 0.05
+    assert update_bytes(optimizer) == plain
+    assert len(seen) == 1
+    optimizer.param_groups[0]["momentum"] = 0.9
+    assert update_bytes(optimizer).state > plain.state
+    assert len(seen) == 2

@@ -41,6 +41,7 @@ from lowtide.engine.capture.eager import (
 from lowtide.engine.capture.joint import read_joint
 from lowtide.engine.capture.piece import Piece
 from lowtide.engine.capture.shapes import with_symbols
+from lowtide.engine.capture.uses import with_an_input_for_each_use
 from lowtide.engine.capture.zeros import guess_absent, without_tangents
 from lowtide.engine.notices import warn
 from lowtide.engine.orders import OrdersBySize
@@ -183,19 +184,21 @@ def compile_with(
     def backend(
         gm: fx.GraphModule, example_inputs: Sequence[Any], **_: Any
     ) -> Callable[..., Any]:
-        try:
+        if not lenient:
             return compile_one(gm, example_inputs, decide, watch)
+        gm, example_inputs, spread = with_an_input_for_each_use(gm, example_inputs)
+        try:
+            run = compile_one(gm, example_inputs, decide, watch)
         except RestartAnalysis:
             raise  # torch asks for another trace
         except Exception as error:
-            if not lenient:
-                raise
             cause = explain_failure(error)
             if isinstance(cause, LowtideError) and not isinstance(cause, CaptureError):
                 raise Refusal(cause) from None
             watch.left.append(reason_of(error))
             log.info("a graph runs as it is: %s", watch.left[-1], exc_info=True)
-            return gm.forward
+            run = gm.forward
+        return lambda *args: run(*spread(args))
 
     return backend
 

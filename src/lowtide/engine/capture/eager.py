@@ -6,10 +6,11 @@ relies on capture turning `dropout` into `native_dropout` on every device.
 
 Tracing is meant for compilers that will replace every kernel anyway, so it takes
 liberties with the numbers: it decomposes ops in Python, casts a weight once per use
-under autocast, runs the backward under the forward's autocast, and copies gradients
-into the layout of the outputs. Our graphs run torch's own kernels, so here each of
-these liberties is taken back. `tracing_as_eager` holds while a graph is traced;
-`compute_as_eager` mends the graph that came out.
+under autocast, runs the backward under the forward's autocast, copies gradients into
+the layout of the outputs, and drops random ops whose results nobody uses. Our graphs
+run torch's own kernels, so here each of these liberties is taken back.
+`tracing_as_eager` holds while a graph is traced; `compute_as_eager` mends the graph
+that came out.
 """
 
 from __future__ import annotations
@@ -29,10 +30,12 @@ from torch._dispatch.python import all_py_loaded_overloads
 from torch._functorch import config
 from torch._functorch._aot_autograd import graph_capture, subclass_utils
 from torch._functorch._aot_autograd.schemas import MemoryFormatMeta
+from torch._inductor import config as inductor_config
 from torch._ops import OpOverload
 from torch.fx.experimental import proxy_tensor
 
 from lowtide.engine.capture import gaps, recurrent
+from lowtide.engine.capture.formulas import opaque_where_values_decide
 from lowtide.engine.capture.prod import product
 from lowtide.engine.draws import masking_scale
 from lowtide.engine.seam import saving_as_it_comes
@@ -83,7 +86,10 @@ def tracing_as_eager(arrival: Arrival = AS_OUTPUTS) -> Iterator[None]:
     autocast = [{"device_type": d, "dtype": t} for d, t in arrival.autocast]
     changes = (
         _kernels_of_eager(),
+        opaque_where_values_decide(),
         config.patch(backward_pass_autocast=autocast or "off"),
+        # Eager draws random numbers also for what nobody uses then.
+        inductor_config.patch(fallback_random=True),
         # A weight that is cast once has one gradient in the lower precision, in which
         # the gradients of its uses are summed. Tracing fears casts that some other
         # trace has made; but the cache knows tensors by identity, and every trace

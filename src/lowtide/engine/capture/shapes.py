@@ -154,12 +154,29 @@ def value_as_traced(node: fx.Node) -> Any:
 
 
 def formulas_of(node: fx.Node) -> list[Any]:
-    """How many bytes the storage of each of a node's tensors has."""
+    """How many bytes the storage of each of a node's tensors has.
+
+    An input may be a view of something that the graph is not given, whose size has a
+    symbol of its own. Then it is what the view spans.
+    """
     given = [t for a in node.all_input_nodes for t in _symbolic(a)]
-    return [
-        _formula(result_bytes(node.target, given, tensor, _largest))
-        for tensor in _symbolic(node)
-    ]
+    found: list[Any] = []
+    for tensor in _symbolic(node):
+        formula = _formula(result_bytes(node.target, given, tensor, _largest))
+        layout = (*tensor.shape, *tensor.stride(), tensor.storage_offset())
+        own = {s for n in map(_formula, layout) for s in sympy.sympify(n).free_symbols}
+        is_hidden = not sympy.sympify(formula).free_symbols <= own
+        if node.op == "placeholder" and is_hidden:
+            formula = sympy.sympify(_formula(_spanned_bytes(tensor)))
+        found.append(formula)
+    return found
+
+
+def _spanned_bytes(tensor: torch.Tensor) -> Any:
+    """Bytes from the beginning of the storage to the last element."""
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    last = tensor.storage_offset() + sum((size - 1) * step for size, step in pairs)
+    return (last + 1) * tensor.element_size()
 
 
 def _symbolic(node: fx.Node) -> list[torch.Tensor]:

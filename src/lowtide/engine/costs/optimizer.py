@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import gc
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Unpack
+from weakref import WeakKeyDictionary
 
 import torch
 from torch._subclasses import FakeTensor, FakeTensorMode
@@ -105,13 +106,41 @@ class UpdateBytes(NamedTuple):
     temporaries: int
 
 
+_KNOWN: WeakKeyDictionary[torch.optim.Optimizer, tuple[str, UpdateBytes]] = (
+    WeakKeyDictionary()
+)
+
+
 def update_bytes(optimizer: torch.optim.Optimizer) -> UpdateBytes:
     """Bytes of the state that is there or will be made, and of the update's results.
 
-    An optimizer whose step needs a closure is taken as it is.
+    An optimizer whose step needs a closure is taken as it is. What was found once is
+    kept for as long as nothing changes that could decide it: to watch an update takes
+    longer than to run it.
     """
+    decisive = _decisive(optimizer)
+    if _KNOWN.get(optimizer, ("",))[0] != decisive:
+        _KNOWN[optimizer] = decisive, _watched_bytes(optimizer)
+    return _KNOWN[optimizer][1]
+
+
+def _decisive(optimizer: torch.optim.Optimizer) -> str:
+    """What the bytes of an update depend on; of numbers, whether they are zero."""
+    found: list[Any] = []
+    for group in optimizer.param_groups:
+        for name, value in group.items():
+            is_number = isinstance(value, int | float)
+            if is_number or isinstance(value, str | None):
+                found.append((name, bool(value) if is_number else value))
+        parameters = group["params"]
+        found += [(id(p), p.requires_grad, p in optimizer.state) for p in parameters]
+    return str(found)
+
+
+def _watched_bytes(optimizer: torch.optim.Optimizer) -> UpdateBytes:
+    alike = _alike(optimizer)
     try:
-        update = _watch(optimizer)
+        update = _watch(optimizer, alike)
     except InvalidArgumentError:
         return UpdateBytes(bytes_in(list(optimizer.state.values())), 0)
     last = {key: n for n, seen in enumerate(update.calls) for key in seen.reads}
@@ -121,7 +150,31 @@ def update_bytes(optimizer: torch.optim.Optimizer) -> UpdateBytes:
         highest = max(highest, live)
         done = [k for k in (*seen.reads, *seen.writes) if last.get(k, -1) <= number]
         live -= bytes_in([update.made[k] for k in done if k in update.made])
-    return UpdateBytes(bytes_in([s.tensor for s in update.state.values()]), highest)
+    times = {id(t.fake): alike[id(t.parameter)] for t in update.trained}
+    state = sum(
+        times.get(id(entry.owner), 1) * entry.tensor.untyped_storage().nbytes()
+        for entry in update.state.values()
+    )
+    return UpdateBytes(state, highest)
+
+
+def _alike(optimizer: torch.optim.Optimizer) -> dict[int, int]:
+    """Parameters to watch, by id, and how many there are like each of them.
+
+    Torch's own optimizers, in their plain form, take one parameter after the other, and
+    do the same with all that are alike. Of others nothing is known.
+    """
+    is_own = type(optimizer).__module__.startswith("torch.optim.")
+    first: dict[Any, int] = {}
+    found: dict[int, int] = {}
+    for number, group in enumerate(optimizer.param_groups):
+        form = {**group, **_form(group, group["params"])}
+        is_plain = is_own and not form.get("foreach") and not form.get("fused")
+        for p in (p for p in group["params"] if p.requires_grad):
+            kind = number, p.shape, p.stride(), p.dtype, p.device, p in optimizer.state
+            leader = first.setdefault(kind if is_plain else id(p), id(p))
+            found[leader] = found.get(leader, 0) + 1
+    return found
 
 
 def optimizer_of(modules: Iterable[torch.nn.Module]) -> torch.optim.Optimizer | None:
@@ -147,9 +200,12 @@ def optimizer_of(modules: Iterable[torch.nn.Module]) -> torch.optim.Optimizer | 
     return best if best is not None and num_own(best) else None
 
 
-def _watch(optimizer: torch.optim.Optimizer) -> _Update:
+def _watch(
+    optimizer: torch.optim.Optimizer, only: Container[int] | None = None
+) -> _Update:
+    """See an update, of all parameters or of those with these ids."""
     mode = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
-    double, trained = _double(optimizer, mode)
+    double, trained = _double(optimizer, mode, only)
     update = _Update(trained)
     try:
         with _WithoutResult():
@@ -193,14 +249,18 @@ def without_hooks(optimizer: torch.optim.Optimizer) -> Any:
 
 
 def _double(
-    optimizer: torch.optim.Optimizer, mode: FakeTensorMode
+    optimizer: torch.optim.Optimizer, mode: FakeTensorMode, only: Container[int] | None
 ) -> tuple[torch.optim.Optimizer, list[_Trained]]:
     """The same optimizer over fake parameters, with none of the user's hooks."""
     double = without_hooks(optimizer)
     trained: dict[int, _Trained] = {}
     double.param_groups = []
     for group in optimizer.param_groups:
-        parameters = [p for p in group["params"] if p.requires_grad]
+        parameters = [
+            p
+            for p in group["params"]
+            if p.requires_grad and (only is None or id(p) in only)
+        ]
         for p in parameters:
             trained[id(p)] = _Trained(p, _fake(p, mode), _fake(p, mode))
             trained[id(p)].fake.grad = trained[id(p)].gradient

@@ -1,0 +1,122 @@
+"""Gradients of what goes from one graph to the next, term by term as eager adds them.
+
+Eager adds up the gradient of a value as its uses are differentiated, the last one
+first. A captured graph would add up the terms of its own uses and hand over their sum;
+if the value is used in another graph as well, the terms are then added in another
+order, and the last bit differs. So each use gets an input of its own, an alias of the
+value, and autograd adds what comes back through them.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from lowtide.engine.capture.tensors import tensors_in
+
+Spread = Callable[[Sequence[Any]], list[Any]]
+
+
+def with_an_input_for_each_use(
+    gm: fx.GraphModule, inputs: Sequence[Any]
+) -> tuple[fx.GraphModule, list[Any], Spread]:
+    """The graph, its inputs, and how to make these of the inputs it was to have.
+
+    Parameters stay as they are: two gradients of a tied weight would take as much more.
+    """
+    nodes = gm.graph.find_nodes(op="placeholder")
+    several = [
+        place
+        for place, (node, value) in enumerate(zip(nodes, inputs, strict=True))
+        if isinstance(value, torch.Tensor)
+        and not isinstance(value, torch.nn.Parameter)
+        and value.requires_grad
+        and not any(map(_may_change, node.users))
+        and len(_uses(node)) > 1
+    ]
+    if not several:
+        return gm, list(inputs), list
+    # Dynamo reads the inputs of its own graph again.
+    gm = _copied(gm)
+    nodes = gm.graph.find_nodes(op="placeholder")
+    aliased = [p for p in several for _ in range(_split(nodes[p], _last_input(gm)))]
+    values = [*inputs, *(inputs[p].detach().requires_grad_() for p in aliased)]
+    gm.recompile()
+
+    def spread(args: Sequence[Any]) -> list[Any]:
+        return [*args, *(args[place].view_as(args[place]) for place in aliased)]
+
+    return gm, values, spread
+
+
+def _copied(gm: fx.GraphModule) -> fx.GraphModule:
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    graph.output(graph.graph_copy(gm.graph, copies))
+    for node, copy in copies.items():
+        copy.__dict__.update({k: v for k, v in vars(node).items() if k == _SOURCE})
+    made = fx.GraphModule(gm, graph)
+    made.meta.update(gm.meta)
+    return made
+
+
+_SOURCE = "_dynamo_source"
+
+
+def _last_input(gm: fx.GraphModule) -> fx.Node:
+    return gm.graph.find_nodes(op="placeholder")[-1]
+
+
+def _uses(node: fx.Node) -> list[fx.Node]:
+    """The ops that compute with an input, each as often as it is given it, in order."""
+    uses: list[fx.Node] = []
+    for user in node.graph.nodes:
+        is_call = user in node.users and user.op in ("call_function", "call_method")
+        if is_call and tensors_in(user.meta.get("example_value")):
+            given: list[fx.Node] = []
+            fx.map_arg((user.args, user.kwargs), given.append)
+            uses += [user] * given.count(node)
+    return uses
+
+
+def _split(node: fx.Node, last: fx.Node) -> int:
+    """Replace an input by a new one for each use, behind the last of all.
+
+    The alias that is made last gets its gradient first. So the uses get theirs in
+    order, but the arguments of one op in reverse: of these autograd takes the first
+    one first.
+    """
+    uses = _uses(node)
+    own: dict[fx.Node, list[fx.Node]] = {user: [] for user in uses}
+    for number, user in enumerate(uses):
+        with node.graph.inserting_after(last):
+            last = node.graph.placeholder(f"{node.name}_{number}_of_uses")
+        last.meta = dict(node.meta)
+        setattr(last, _SOURCE, getattr(node, _SOURCE, None))
+        own[user].append(last)
+    for user, aliases in own.items():
+
+        def take(argument: fx.Node, aliases: list[fx.Node] = aliases) -> fx.Node:
+            return aliases.pop() if argument is node else argument
+
+        user.args = fx.map_arg(user.args, take)
+        user.kwargs = fx.map_arg(user.kwargs, take)
+    return len(uses)
+
+
+def _may_change(user: fx.Node) -> bool:
+    """Whether an op may write into what it is given."""
+    name = str(getattr(user.target, "__name__", user.target))
+    is_in_place = name.endswith("_") and not name.endswith("__")
+    is_operator = getattr(user.target, "__module__", "") == operator.add.__module__
+    return (
+        is_in_place
+        or (is_operator and name in ("setitem", "delitem"))
+        or (is_operator and name.startswith("i") and hasattr(operator, name[1:]))
+        or "out" in user.kwargs
+        or bool(user.kwargs.get("inplace"))
+    )
