@@ -40,7 +40,8 @@ def gradient_over(
     second backward (`retain_graph=True`), which will read it again.
     """
     # NOTE(torch>=2.13): AOTAutograd asks the same before it reuses what was saved.
-    if torch._C._autograd._get_current_graph_task_keep_graph():
+    autograd: Any = torch._C._autograd  # pyright: ignore[reportAttributeAccessIssue]
+    if autograd._get_current_graph_task_keep_graph():
         log_softmax = log_softmax.clone()
     rows = rows_at_once(log_softmax)
     for start in range(0, len(log_softmax), rows):
