@@ -221,6 +221,7 @@ def _compile(
         graph.sums.start(args)
         outputs = run(*args)
         watch.hold(graph.piece, outputs)
+        watch.note_returned(graph.piece, outputs)
         node = compiled_node(outputs)
         if node is not None and len(graph.piece.tangents) > 1:
             # Missing gradients are passed on, instead of zeros in their place.

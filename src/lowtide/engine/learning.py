@@ -13,6 +13,9 @@ from lowtide.engine.prepare import unpriced
 from lowtide.engine.training import Inputs
 from lowtide.step.format import format_bytes
 
+# Outputs of fewer bytes than this share of the peak are not worth another plan.
+_LEAST_SHARE = 0.02
+
 
 class Learning:
     """Watches steps of a planned call, from one call to the next.
@@ -69,6 +72,7 @@ class Learning:
         news = [self.note_graphs() or self.compare_peak(seen)]
         if self.planning.route.is_whole:
             news += [self.note_absent(), self.note_in_flight(), self.note_outside(seen)]
+            news.append(self.note_dropped())
         return "; ".join(filter(None, news))
 
     def note_graphs(self) -> str:
@@ -94,6 +98,33 @@ class Learning:
         self.watch.expected_absent = absent
         self.reads_anew = True
         return "other outputs are differentiated than was expected"
+
+    def note_dropped(self) -> str:
+        """The caller may let go of an output before the backward, or hold on to it.
+
+        Logits beside a loss need not live to the end then. What was held once is taken
+        to be held always, so this comes to an end.
+        """
+        dropped, self.watch.dropped = self.watch.dropped, None
+        plans = self.planning.plans
+        if dropped is None or not plans or self.planning.in_flight > 1:
+            return ""
+        piece, storages = dropped
+        if piece.let_go:
+            if piece.let_go <= storages:
+                return ""
+            piece.let_go, piece.is_held = piece.let_go & storages, True
+            news = "outputs that were let go before the backward are held now"
+        else:
+            gone = storages.intersection(piece.held_outputs)
+            nbytes = sum(piece.storages[s].nbytes for s in gone)
+            is_little = nbytes < _LEAST_SHARE * plans[-1].peak_bytes
+            if piece.is_held or is_little or not plans[-1].recomputed:
+                return ""
+            piece.let_go = gone
+            news = "outputs are let go before the backward"
+        piece.step = None
+        return news
 
     def note_in_flight(self) -> str:
         """Several forwards may wait for their backwards together."""

@@ -49,6 +49,9 @@ class Watch:
         told: What the user has been told already.
         visits: How often each graph has run its forward in this step, if anyone asks.
         updates: Those that run in the backward.
+        returned: What the last forward returned, as long as somebody holds it, by the
+            storage that it is in.
+        dropped: Those storages of which nothing was held when the backward began.
         observation: Told when the next backward begins.
         most_in_flight: How many forwards of one graph were waiting, at most, when the
             backward of one of them began.
@@ -73,6 +76,8 @@ class Watch:
     visits: dict[Piece, int] | None = None
     observation: Observation | None = None
     updates: Updates | None = None
+    returned: tuple[Piece, dict[int, list[weakref.ref[Any]]]] | None = None
+    dropped: tuple[Piece, frozenset[int]] | None = None
     most_in_flight: int = 0
     outside_seconds: float | None = None
     _num_timed: int = 0
@@ -102,6 +107,7 @@ class Watch:
             self.most_in_flight = max(self.most_in_flight, len(own))
             for key in own[-1:]:
                 del self.held[key]
+            self.note_dropped(piece)
         try:
             outputs = self.around(piece, phase, args, run) if self.around else run(args)
         except RuntimeError as error:
@@ -143,6 +149,26 @@ class Watch:
                 "its memory was changed between the forward and the backward, and what "
                 "is recomputed from it would be wrong",
             )
+
+    def note_returned(self, piece: Piece, outputs: Any) -> None:
+        """Remember what a forward hands to the caller, without holding it."""
+        changed = set(piece.mutated_inputs.values())
+        nodes = [n for k, n in enumerate(piece.forward_outputs) if k not in changed]
+        found: dict[int, list[weakref.ref[Any]]] = {}
+        for node, value in zip(nodes, outputs, strict=False):
+            if isinstance(value, torch.Tensor):
+                for s in piece.storage_of.get(node, ()):
+                    found.setdefault(s, []).append(weakref.ref(value))
+        self.returned = piece, found
+
+    def note_dropped(self, piece: Piece) -> None:
+        """When a backward begins: what of its forward's outputs nobody holds."""
+        returned, self.returned = self.returned, None
+        if returned is not None and returned[0] is piece:
+            gone = [
+                s for s, refs in returned[1].items() if all(r() is None for r in refs)
+            ]
+            self.dropped = piece, frozenset(gone)
 
     def hold(self, piece: Piece, outputs: Any) -> None:
         """Count what a forward keeps until its backward has run or cannot come."""

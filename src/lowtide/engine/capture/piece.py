@@ -84,7 +84,9 @@ class Piece:
 
     `bases` holds for a storage the fx node whose value spans it. `absent_tangents` are
     the tangents that this reading of the graph takes to be zero:
-    outputs returned beside a loss that nobody differentiates. `kept_bytes` is what its
+    outputs returned beside a loss that nobody differentiates. `held_outputs` are the
+    storages of what it returns; `let_go` are those of them that the caller was seen to
+    drop before the backward, until it `is_held` after all. `kept_bytes` is what its
     forward keeps for its backward once it is planned, `step` what `step_of` made of
     it. `unfolded` are the ops as eager
     runs them, each with a result of its own. `formulas` hold the bytes of storages
@@ -99,6 +101,8 @@ class Piece:
     mutated_inputs: dict[int, int]
     absent_tangents: frozenset[int]
     held_outputs: tuple[int, ...] = ()
+    let_go: frozenset[int] = frozenset()
+    is_held: bool = False
     kept_bytes: int = 0
     step: StepGraph | None = None
     storages: list[Storage] = field(default_factory=list)

@@ -63,7 +63,7 @@ def step_with(piece: Piece, ops: Sequence[Op]) -> StepGraph:
     step = StepGraph(
         ops=tuple(ops),
         storages=tuple(piece.storages),
-        outputs=piece.held_outputs,
+        outputs=tuple(s for s in piece.held_outputs if s not in piece.let_go),
         regions=(Region(0, "forward"), Region(0, "backward")),
         alignment_bytes=ALIGNMENT_BYTES.get(device, 1),
         device=device,
