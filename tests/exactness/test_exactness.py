@@ -157,7 +157,14 @@ def test_training_is_bitwise_the_same(case: Case, mode: str) -> None:
         assert any(plan.recomputed for plan in call.plans)
 
 
-@pytest.mark.parametrize("name", ["resnet", "dropout_everywhere", "gpt2"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "dropout_everywhere",
+        pytest.param("resnet", marks=pytest.mark.slow),
+        pytest.param("gpt2", marks=pytest.mark.slow),
+    ],
+)
 def test_accumulated_gradients_are_the_same(name: str) -> None:
     torch._dynamo.reset()
     (case,) = [c for c in CASES if c.name == name]

@@ -42,20 +42,20 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 class Residual(nn.Module):
     """Convolution, normalisation, activation, and the sum with what came in."""
 
-    def __init__(self, activation: Callable[[], nn.Module]) -> None:
+    def __init__(self, *activations: Callable[[], nn.Module]) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, 7, 3, padding=1)
         self.blocks = nn.ModuleList(
             nn.Sequential(nn.Conv2d(7, 7, 3, padding=1), nn.BatchNorm2d(7))
-            for _ in range(3)
+            for _ in activations
         )
-        self.activation = activation()
+        self.activations = nn.ModuleList(make() for make in activations)
         self.drop = nn.Dropout(0.1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.activation(self.stem(x))
-        for block in self.blocks:
-            x = self.activation(block(x) * 0.5 + x)
+        x = self.activations[0](self.stem(x))
+        for block, activation in zip(self.blocks, self.activations, strict=True):
+            x = activation(block(x) * 0.5 + x)
         return self.drop(x).flatten(1)
 
 
@@ -65,21 +65,13 @@ def folded(step: StepGraph) -> list[str]:
 
 
 LAYOUTS = ["plain", "channels_last", "float64", "bfloat16"]
-EVERYWHERE = ("relu", "gelu", "hardswish")
 
 
-@pytest.mark.parametrize(
-    ("activation", "layout"),
-    [
-        pytest.param(a, x, marks=[] if x == "plain" or a in EVERYWHERE else [slow])
-        for a in ACTIVATIONS
-        for x in LAYOUTS
-    ],
-)
-def test_every_activation_is_exact_in_place(activation: str, layout: str) -> None:
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_activation_is_exact_in_place(layout: str) -> None:
     torch._dynamo.reset()
     torch.manual_seed(3)
-    model = Residual(ACTIVATIONS[activation])
+    model = Residual(*ACTIVATIONS.values())
     # Odd sizes: what is left over at the end of a vector takes another path.
     batches = [torch.randn(3, 3, 9, 7) for _ in range(3)]
     if layout == "channels_last":
@@ -94,7 +86,7 @@ def test_every_activation_is_exact_in_place(activation: str, layout: str) -> Non
         return y.square().mean()
 
     step = lowtide.profile(model, batches[0], loss=loss, how="estimate")
-    assert len(folded(step)) >= 4, folded(step)
+    assert len(folded(step)) > len(ACTIVATIONS), folded(step)
     planned._compiled_call_impl = MODES["everything_again"](planned)  # type: ignore[assignment]
     assert_same(train(planned, batches, loss), train(plain, batches, loss))
 
@@ -184,7 +176,7 @@ def test_a_policy_names_each_folded_op() -> None:
     """torch's selective checkpoint sees the ops of the model, one by one."""
     torch._dynamo.reset()
     torch.manual_seed(0)
-    model = Residual(nn.ReLU)
+    model = Residual(*[nn.ReLU] * 3)
     step = lowtide.profile(
         model, torch.randn(3, 3, 9, 7), loss=lambda y: y.mean(), how="estimate"
     )

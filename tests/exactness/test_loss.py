@@ -44,10 +44,14 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
     return tokens, targets
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
-    "loss",
-    [{}, {"reduction": "sum"}, {"reduction": "none"}, {"weighted": True}],
+    ("loss", "dtype"),
+    [
+        ({}, torch.bfloat16),
+        ({"reduction": "sum"}, torch.float32),
+        ({"reduction": "none"}, torch.bfloat16),
+        ({"weighted": True}, torch.float32),
+    ],
     ids=["mean", "sum", "none", "weighted"],
 )
 def test_the_floor_holds_one_tensor_of_logits(loss: dict[str, Any], dtype: Any) -> None:
