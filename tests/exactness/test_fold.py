@@ -215,7 +215,7 @@ def test_a_softmax_over_its_argument_has_the_same_bits(
         assert torch.equal(gradient.view(torch.int16), wanted.view(torch.int16))
 
 
-def test_a_head_and_its_loss_need_two_copies_of_the_logits() -> None:
+def test_a_head_and_its_loss_need_one_copy_of_the_logits() -> None:
     """Eager has three: the logarithms, their gradient and that of the logits."""
     torch._dynamo.reset()
     torch.manual_seed(0)
@@ -236,7 +236,7 @@ def test_a_head_and_its_loss_need_two_copies_of_the_logits() -> None:
     step = lowtide.profile(Model(), hidden, how="estimate")
     logits = 64 * 5000 * 4
     taken = step.baseline_peak_bytes - step.resident_bytes
-    assert 2 * logits <= taken < 2.5 * logits
+    assert logits <= taken < 1.5 * logits
     assert 3 * logits <= step.eager_peak_bytes - step.resident_bytes
     assert lowtide.verify(Model(), hidden, budget=step.baseline_peak_bytes).ok
 
