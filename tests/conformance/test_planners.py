@@ -22,7 +22,7 @@ from lowtide.step.simulate import simulate
 from tests.graphs import GRAPHS, chain
 
 FRACTIONS = (0.9, 0.75, 0.6, 0.45)
-TIME_LIMIT = 0.5
+TIME_LIMIT = 0.3
 
 # These follow a rule step by step, and a larger budget can lead them astray.
 MAY_SLOW_DOWN = {"dtr", "mu_two", "checkmate"}
@@ -41,7 +41,7 @@ def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     defaults = _search.Search.__init__.__kwdefaults__
     assert "clock" in defaults
     monkeypatch.setitem(defaults, "clock", lambda: 0.0)
-    monkeypatch.setattr(_search, "FLOOR_SECONDS", 3.0)
+    monkeypatch.setattr(_search, "FLOOR_SECONDS", 1.0)
 
 
 def call(name: str, step: StepGraph, budget_bytes: int | None) -> Plan:

@@ -135,14 +135,27 @@ def build(case: Case) -> tuple[nn.Module, list[Any], Any]:
     return case.build()
 
 
-# The floor runs everywhere, all else with `make test-slow`.
-SLOW = {mode: [pytest.mark.slow] for mode in MODES if mode != "floor"}
+# Like others here, and larger.
+LARGE = (
+    "t5 bert llama llama_with_grouped_heads vit inception_branches dense_concatenation "
+    "attention_with_dropout"
+).split()
 
 
+# The floor runs everywhere, on large networks and for all else with `make test-slow`.
 @pytest.mark.parametrize(
-    "mode", [pytest.param(m, marks=SLOW.get(m, [])) for m in MODES]
+    ("case", "mode"),
+    [
+        pytest.param(
+            case,
+            mode,
+            marks=[pytest.mark.slow] * (mode != "floor" or case.name in LARGE),
+            id=f"{case.name}-{mode}",
+        )
+        for case in CASES
+        for mode in MODES
+    ],
 )
-@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_training_is_bitwise_the_same(case: Case, mode: str) -> None:
     torch._dynamo.reset()
     model, batches, loss = build(case)
