@@ -325,6 +325,7 @@ class Looped(nn.Module):
         return x.sum()
 
 
+@pytest.mark.slow
 def test_a_block_that_runs_several_times_is_counted_each_time():
     x = torch.randn(4096, 64)
     model = Looped()

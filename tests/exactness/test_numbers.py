@@ -194,7 +194,14 @@ LAYERS = {
 }
 
 
-@pytest.mark.parametrize(("kind", "times"), [("linear", 2), ("linear", 3), ("conv", 2)])
+@pytest.mark.parametrize(
+    ("kind", "times"),
+    [
+        pytest.param("linear", 2, marks=pytest.mark.slow),
+        ("linear", 3),
+        ("conv", 2),
+    ],
+)
 @pytest.mark.parametrize("inside", ["", "whole", "each", "nested"])
 @pytest.mark.parametrize("outside", [False, True])
 def test_autocast_casts_as_eager(

@@ -41,7 +41,14 @@ OTHERS = """
 """
 
 
-@pytest.mark.parametrize("name", OTHERS.split())
+# Every second one everywhere, the others with `make test-slow`.
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (number % 2))
+        for number, name in enumerate(OTHERS.split())
+    ],
+)
 def test_an_op_computes_as_in_eager(name: str) -> None:
     outcome = compare(find(*name.split("/")), torch.float32, 1)
     assert outcome.verdict == EQUAL, outcome.reason

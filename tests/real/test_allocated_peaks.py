@@ -105,10 +105,15 @@ KINDS = (
     "depthwise",
     "unfold",
 )
+EVERYWHERE = ("bfloat16", "channels last", "depthwise")
 
 
+# Three kinds everywhere, the others with `make test-slow`.
 @pytest.mark.real
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(k, marks=[pytest.mark.slow] * (k not in EVERYWHERE)) for k in KINDS],
+)
 def test_a_step_allocates_what_was_predicted(kind: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, kind],

@@ -144,6 +144,7 @@ def test_a_function_that_returns_something_else(folder):
     assert "returned a tuple of (Net, Tensor, str)" in done.err
 
 
+@pytest.mark.slow
 def test_profile_and_verify_of_a_built_in_model(tmp_path):
     words = ("mlp", "--batch", "64", "-O", "width=32", "-O", "layers=2")
     done = run("plan", *words, "--budget", "95%", "-o", "mlp.plan.json", cwd=tmp_path)
@@ -182,6 +183,7 @@ def test_batch_shows_every_size_and_the_largest(tmp_path):
     assert "<svg" in (tmp_path / "b.svg").read_text()
 
 
+@pytest.mark.slow
 def test_doctor(tmp_path):
     done = run("doctor", cwd=tmp_path)
     assert done.code == 0, done.out
@@ -227,6 +229,7 @@ def test_this_machine_can_be_measured(tmp_path):
     assert described["name"] == "cpu"
 
 
+@pytest.mark.slow
 def test_a_plan_for_another_batch_says_which_shapes_differ(tmp_path):
     mlp = ("mlp", "-O", "width=64")
     plan = ("--budget", "95%", "--time-limit", "1", "-o", "mlp.plan.json")
@@ -237,6 +240,7 @@ def test_a_plan_for_another_batch_says_which_shapes_differ(tmp_path):
     assert "the plan is for inputs of 64x64, these are 8x64" in done.err
 
 
+@pytest.mark.slow
 def test_an_interrupted_batch_leaves_what_was_found(tmp_path):
     words = ("mlp", "-O", "width=64", "--batches", "8,16", "--time-limit", "1")
     process = start("batch", *words, "-o", "b.json", cwd=tmp_path)

@@ -34,6 +34,7 @@ def test_every_example_has_a_test_and_a_line_in_the_list():
     assert [n for n in names if f'"{n}"' not in here or f"[{n}]" not in listed] == []
 
 
+@pytest.mark.slow
 def test_custom_planner(tmp_path):
     out = script("custom_planner.py", cwd=tmp_path)
     assert "largest_first: peak" in out

@@ -390,6 +390,7 @@ def test_a_reader_that_leaves_is_not_an_error(folder):
     assert done.stderr == ""
 
 
+@pytest.mark.slow
 def test_an_interrupted_search_gives_the_best_plan_so_far(tmp_path):
     gpt(12).save(tmp_path / "gpt.step.json")
     words = ("gpt.step.json", "--budget", "45%", "--time-limit", "120")
@@ -548,6 +549,7 @@ def test_plan_and_report_say_the_same_saving(planned):
     assert run("report", "gpt.plan.json", "--text", cwd=planned).lines[1] == headline
 
 
+@pytest.mark.slow
 def test_a_budget_that_is_too_small_names_one_that_fits(folder):
     done = run("plan", "gpt.step.json", "--budget", "1MiB", cwd=folder)
     assert done.code == 3
@@ -558,12 +560,14 @@ def test_a_budget_that_is_too_small_names_one_that_fits(folder):
     assert run(*words, cwd=folder).code == 0
 
 
+@pytest.mark.slow
 def test_profile_shows_the_floor_at_any_width(folder):
     for columns in (60, 120):
         done = run_in_terminal("profile", "gpt.step.json", cwd=folder, columns=columns)
         assert re.search(r"^floor +1\.\d+ MiB +the lowest peak found", done.plain, re.M)
 
 
+@pytest.mark.slow
 def test_a_rerun_replaces_its_own_files_and_no_others(planned):
     for words in (
         ("export", "gpt.plan.json", "--to", "memory_viz", "-o", "gpt.pickle"),
@@ -584,6 +588,7 @@ def test_a_rerun_replaces_its_own_files_and_no_others(planned):
 # Whether it fits.
 
 
+@pytest.mark.slow
 def test_fits_answers_by_exit_code(folder):
     step = StepGraph.load(folder / "gpt.step.json")
     device = ("gpt.step.json", "--device", "a100-40gb", "--json")

@@ -108,7 +108,7 @@ def test_simulator_and_oracle_agree_on_what_is_written_over() -> None:
     assert min(seen["possible"], seen["impossible"]) > MUTATIONS
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 def test_auto_is_optimal_on_steps_that_write_over(seed: int) -> None:
     step = random_step(seed, 5, overwrites=True)
     found = load("auto").plan(step, None)

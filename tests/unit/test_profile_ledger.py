@@ -49,8 +49,12 @@ def test_residents_and_gradients_are_no_activations():
     ("name", "options"),
     [
         ("mlp", {"batch": 256}),
-        ("resnet18", {"batch": 2, "image": 64}),
-        ("gpt2", {"batch": 1, "sequence": 32, "layers": 2}),
+        pytest.param("resnet18", {"batch": 2, "image": 64}, marks=pytest.mark.slow),
+        pytest.param(
+            "gpt2",
+            {"batch": 1, "sequence": 32, "layers": 2},
+            marks=pytest.mark.slow,
+        ),
         ("vit", {"batch": 2, "layers": 2}),
     ],
 )
