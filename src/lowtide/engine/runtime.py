@@ -175,6 +175,9 @@ class PlannedCall:
                 except _NotCapturedError as error:
                     # Something else than the inputs has changed.
                     log.info("planning anew: %s", error)
+                except Exception:
+                    self.learning.end()  # half a step teaches nothing
+                    raise
             with _PLANNING:
                 try:
                     outputs = self.plan_route(route, inputs, is_new=is_new)

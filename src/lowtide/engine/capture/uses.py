@@ -35,7 +35,7 @@ def with_an_input_for_each_use(
         if isinstance(value, torch.Tensor)
         and not isinstance(value, torch.nn.Parameter)
         and value.requires_grad
-        and not any(map(_may_change, node.users))
+        and not any(map(_needs_itself, node.users))
         and len(_uses(node)) > 1
     ]
     if not several:
@@ -108,13 +108,14 @@ def _split(node: fx.Node, last: fx.Node) -> int:
     return len(uses)
 
 
-def _may_change(user: fx.Node) -> bool:
-    """Whether an op may write into what it is given."""
+def _needs_itself(user: fx.Node) -> bool:
+    """Whether an op may write into what it is given, or asks for its gradient."""
     name = str(getattr(user.target, "__name__", user.target))
     is_in_place = name.endswith("_") and not name.endswith("__")
     is_operator = getattr(user.target, "__module__", "") == operator.add.__module__
     return (
         is_in_place
+        or user.target is torch.autograd.grad
         or (is_operator and name in ("setitem", "delitem"))
         or (is_operator and name.startswith("i") and hasattr(operator, name[1:]))
         or "out" in user.kwargs
