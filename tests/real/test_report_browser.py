@@ -7,7 +7,6 @@ because a report that nobody opened is not tested. Leave these tests out with
 
 import io
 import shutil
-import time
 from contextlib import contextmanager
 
 import pytest
@@ -547,7 +546,8 @@ def test_the_notebook_frame(browser, made, tmp_path):
     context.close()
 
 
-def test_twenty_thousand_ops_are_ready_in_three_seconds(browser, tmp_path):
+def test_twenty_thousand_ops_open_and_answer(browser, tmp_path):
+    """How fast they do is measured by `benchmarks/page.py`."""
     step = gpt(420, tokens=64)
     assert len(step.ops) > 20_000
     plan = dropping(step, 0.5)
@@ -555,26 +555,7 @@ def test_twenty_thousand_ops_are_ready_in_three_seconds(browser, tmp_path):
     made = lowtide.report(step, plan, seen, frontier(step))
     path = made.save(tmp_path / "large.html")
     tide = made.to_dict()["views"][0]["tide"]
-    start = time.monotonic()
     with opened(browser, path) as page:
         point_at(page, "tide-chart", (tide["peak_run"] + 0.5) / tide["num_runs"])
         # In a column of pixels with many runs, the highest is the one that is named.
         assert f"{format_bytes(plan.peak_bytes)} alive" in tip(page)
-        assert time.monotonic() - start < 3
-        frame = page.evaluate(
-            """async () => {
-              const canvas = document.querySelector("#tide-chart canvas:last-of-type");
-              const box = canvas.getBoundingClientRect();
-              const start = performance.now();
-              for (let n = 0; n < 30; n++) {
-                const key = n % 2 ? "-" : "+";
-                canvas.dispatchEvent(new KeyboardEvent("keydown", { key }));
-                canvas.dispatchEvent(new PointerEvent("pointermove",
-                  { clientX: box.left + 100 + 20 * n, clientY: box.top + 100 }));
-                await new Promise(requestAnimationFrame);
-              }
-              return (performance.now() - start) / 30;
-            }"""
-        )
-        # Zoom, redraw and hover: well within a blink, on slow machines too.
-        assert frame < 150
