@@ -32,7 +32,14 @@ Answer = Plan | BudgetTooSmallError
 STEPS = {step.name: step for step in GRAPHS}
 
 every_planner = pytest.mark.parametrize("name", planners.available())
-every_step = pytest.mark.parametrize("step_name", STEPS)
+# The largest random step with `make test-slow`.
+every_step = pytest.mark.parametrize(
+    "step_name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name == "random3_24"))
+        for name in STEPS
+    ],
+)
 
 
 @pytest.fixture(autouse=True)

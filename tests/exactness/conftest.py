@@ -1,11 +1,18 @@
-"""Here it is the numbers that count: the search for the lowest peak may be short."""
+"""Here it is the numbers that count, not how good a plan is: searches are short."""
+
+from typing import Any
 
 import pytest
 
-from lowtide.planners.auto import _search
+from lowtide.planners.auto._search import Search
 
 
 @pytest.fixture(autouse=True)
-def _short_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A twelfth of the work; `tests/unit` judges what the search finds in all of it."""
-    monkeypatch.setattr(_search, "FLOOR_SECONDS", _search.FLOOR_SECONDS / 12)
+def _short_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second of work at most; `tests/unit` judges what searches find."""
+    begin = Search.__init__
+
+    def shortened(self: Search, step: Any, time_limit: float, **more: Any) -> None:
+        begin(self, step, min(time_limit, 1.0), **more)
+
+    monkeypatch.setattr(Search, "__init__", shortened)

@@ -67,7 +67,13 @@ def folded(step: StepGraph) -> list[str]:
 LAYOUTS = ["plain", "channels_last", "float64", "bfloat16"]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param(x, marks=[slow] * (x in ("channels_last", "float64")))
+        for x in LAYOUTS
+    ],
+)
 def test_every_activation_is_exact_in_place(layout: str) -> None:
     torch._dynamo.reset()
     torch.manual_seed(3)

@@ -206,6 +206,7 @@ def test_measuring_a_function_leaves_its_model_as_it_was():
         assert torch.equal(p.grad, g)
 
 
+@pytest.mark.slow
 def test_measuring_leaves_the_gradients_alone():
     model = nn.Linear(8, 8)
     x = torch.randn(4, 8)
@@ -336,6 +337,7 @@ def test_a_block_that_runs_several_times_is_counted_each_time():
     assert lowtide.measure(model, x, steps=1).peak_bytes <= budget
 
 
+@pytest.mark.slow
 def test_equal_layers_with_breaks_between_them():
     class Three(nn.Module):
         def __init__(self):

@@ -105,6 +105,7 @@ def test_a_plan_of_a_function_leaves_its_step_beside_it(folder):
     assert run("report", "net.plan.json", "--text", cwd=folder).code == 0
 
 
+@pytest.mark.slow
 def test_verify_compares_bit_by_bit(folder):
     done = run("verify", "train.py:make", "--plan", "net.plan.json", cwd=folder)
     assert done.code == 0, done.err
@@ -123,6 +124,7 @@ def test_verify_fails_with_its_own_code(folder):
     assert json.loads(done.out)["ok"] is False
 
 
+@pytest.mark.slow
 def test_a_plan_for_another_batch_does_not_match(folder):
     words = ("verify", "train.py:make", "--batch", "32", "--plan", "net.plan.json")
     done = run(*words, cwd=folder)

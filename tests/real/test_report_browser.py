@@ -546,6 +546,7 @@ def test_the_notebook_frame(browser, made, tmp_path):
     context.close()
 
 
+@pytest.mark.slow
 def test_twenty_thousand_ops_open_and_answer(browser, tmp_path):
     """How fast they do is measured by `benchmarks/page.py`."""
     step = gpt(420, tokens=64)

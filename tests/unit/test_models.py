@@ -347,6 +347,7 @@ def test_listing_models_needs_no_torch() -> None:
 
 
 @pytest.mark.real
+@pytest.mark.slow
 def test_torchvision_is_mended_only_where_it_is_broken() -> None:
     # In a process of its own: an import can be made to fail only once.
     program = (

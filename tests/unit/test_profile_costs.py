@@ -363,6 +363,7 @@ def _write_many(directory, name):
         CostCache(directory).store({f"{name}{number}-{i}": entry() for i in range(5)})
 
 
+@pytest.mark.slow
 def test_two_processes_share_the_cache(cache_dir):
     context = multiprocessing.get_context("spawn")
     workers = [

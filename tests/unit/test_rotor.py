@@ -223,6 +223,7 @@ def realistic(n: int, seed: str) -> list[Stage]:
     return stages
 
 
+@pytest.mark.slow
 def test_rounding_costs_little_time() -> None:
     losses: list[float] = []
     for seed in ("rounding", "a", "b"):
