@@ -13,10 +13,10 @@ endif
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-PYTEST_ARGS ?= -n 2
+PYTEST_ARGS ?= -n 2 --dist worksteal
 EXTRAS ?= dev
 
-.PHONY: help demo test test-slow test-integrations lint docs bench clean
+.PHONY: help demo test test-slow test-integrations lint types style imports docs bench clean
 
 help:
 	@echo "make demo       install, then train a small model with and without a budget"
@@ -49,13 +49,20 @@ test-integrations:
 	    $(VENV)-integrations/.installed
 	$(VENV)-integrations/bin/pytest tests/integrations $(PYTEST_ARGS)
 
+# Two at a time: types and documentation take most of it. What each says stays together.
 lint: $(STAMP)
+	@$(MAKE) --no-print-directory -j2 -O types docs style imports
+
+types: $(STAMP)
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+style: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/codespell src tests docs Makefile *.md *.yml
+
+imports: $(STAMP)
 	$(BIN)/lint-imports --no-logo
-	$(BIN)/pyright --pythonpath $(BIN)/python
-	$(MAKE) --no-print-directory docs
 
 # A broken link, a missing anchor or an unknown name fails it (with --quiet it would not:
 # warnings that are not shown are not counted). The variable silences a notice of the

@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("--methods", default="all")
     parser.add_argument("--draw", action="store_true", help="only the pictures, again")
     options = parser.parse_args()
-    from lowtide.reporting.pictures import against_picture
+    from lowtide.reporting.pictures.charts import against_picture
 
     for name in options.models:
         kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}

@@ -3,6 +3,7 @@
     python benchmarks/auto.py                        # the six models of the table
     python benchmarks/auto.py unet my.step.json --label "what changed"
     python benchmarks/auto.py --steps folder         # captured once, then kept there
+    python benchmarks/auto.py gpt2 --peak 5669815424 # shares of a peak that used to be
 
 Everything here is predicted: op times are estimates for an A100, and nothing is run.
 Each cell is the extra time of the plan and its distance from the proven bound, in
@@ -31,7 +32,7 @@ from lowtide.step.plan import Plan
 DEVICE = "a100-80gb"
 # Batches at which gradients and weights do not already hold the budgets below.
 MODELS: dict[str, dict[str, Any]] = {
-    "resnet50": {"batch": 32},
+    "resnet50": {"batch": 64},
     "densenet121": {"batch": 32},
     "gpt2": {"sequence": 512},
     "unet": {"batch": 8},
@@ -131,14 +132,15 @@ def cell(step: StepGraph, found: Plan) -> dict[str, float]:
     return {"overhead": found.overhead, "gap": found.overhead - bound}
 
 
-def measure(step: StepGraph, time_limit: float) -> dict[str, Any]:
-    """The figures of one step."""
-    peak = step.baseline_peak_bytes
+def measure(
+    step: StepGraph, shares: list[float], peak: int, time_limit: float
+) -> dict[str, Any]:
+    """The figures of one step at these shares of a peak."""
     begun = time.process_time()
     lowest = plan(step, None)
     at_lowest = plan(step, lowest.peak_bytes, time_limit=time_limit)
     cells: dict[str, dict[str, float] | None] = {}
-    for share in SHARES:
+    for share in shares:
         try:
             found = plan(step, int(share * peak), time_limit=time_limit)
         except BudgetTooSmallError:
@@ -148,6 +150,8 @@ def measure(step: StepGraph, time_limit: float) -> dict[str, Any]:
     return {
         "name": step.name,
         "ops": len(step.ops),
+        "peak_bytes": peak,
+        "baseline_seconds": step.baseline_seconds,
         "cells": {**cells, "lowest": cell(step, at_lowest)},
         "lowest": lowest.peak_bytes / peak,
         "proven_least": lowest.proof.bound_bytes / peak,
@@ -174,15 +178,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", default=list(MODELS))
     parser.add_argument("--time-limit", type=float, default=10.0)
+    parser.add_argument("--shares", type=float, nargs="+", default=list(SHARES))
+    parser.add_argument("--peak", type=int, help="bytes that shares are of")
     parser.add_argument("--steps", type=Path, help="folder for captured steps")
     parser.add_argument("--label", default="")
     parser.add_argument("--dry", action="store_true", help="keep no results")
     options = parser.parse_args()
-    head = " ".join(f"{f'{100 * share:.0f} %':>12}" for share in SHARES)
+    head = " ".join(f"{f'{100 * share:.0f} %':>12}" for share in options.shares)
     print(f"{'step':18} {'ops':>5} {head} {'lowest':>12}  at (proven least)")
     rows: list[dict[str, Any]] = []
     for name in options.names:
-        rows.append(measure(captured(name, options.steps), options.time_limit))
+        step = captured(name, options.steps)
+        peak = options.peak or step.baseline_peak_bytes
+        rows.append(measure(step, options.shares, peak, options.time_limit))
         print(line(rows[-1]), flush=True)
     if not options.dry:
         history = json.loads(RESULTS.read_text()) if RESULTS.exists() else []

@@ -4,6 +4,7 @@
     python benchmarks/corpus.py --only 'timm/*'     # some
     python benchmarks/corpus.py --again             # also what is known
     python benchmarks/corpus.py --missing           # what no version has been run on
+    python benchmarks/corpus.py --failed            # what did not come out well
     python benchmarks/corpus.py --sample            # the 25 of `make test-slow`
     python benchmarks/corpus.py --show              # the table, nothing is run
 
@@ -70,6 +71,7 @@ def main() -> int:
     parser.add_argument("--sample", action="store_true", help="only the fixed sample")
     parser.add_argument("--again", action="store_true", help="also what is known")
     parser.add_argument("--missing", action="store_true", help="only what has no row")
+    parser.add_argument("--failed", action="store_true", help="only what failed")
     parser.add_argument("--show", action="store_true", help="run nothing")
     parser.add_argument("--jobs", type=int, default=1, help="models at once")
     parser.add_argument(
@@ -91,6 +93,8 @@ def main() -> int:
     stale = [n for n in names if known.get(n, {}).get("source") != source]
     if given.missing:
         stale = [n for n in names if n not in known]
+    if given.failed:
+        stale = [n for n in names if n in known and reason_of(known[n])]
     wanted = [] if given.show else names if given.again else stale
     # In no order, so that a run that is ended early has seen something of everything.
     random.Random(0).shuffle(wanted)

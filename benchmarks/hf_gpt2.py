@@ -1,4 +1,4 @@
-"""Hugging Face's GPT-2 (12 x 384, batch 8): eager, its own checkpointing, and lowtide.
+"""Hugging Face's GPT-2, 12 x 384, 8 x 128 tokens: eager, checkpointed, with lowtide.
 
     python benchmarks/hf_gpt2.py             # memory and time
     python benchmarks/hf_gpt2.py --memory    # memory alone
@@ -23,7 +23,7 @@ from statistics import median
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results" / "hf_gpt2.json"
-BATCH, SEQUENCE = 8, 256
+BATCH, SEQUENCE = 8, 128
 EAGER, BLOCKS, FLOOR = "eager", "blocks", "floor"
 WARM_UP = 3
 

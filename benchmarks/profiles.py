@@ -244,7 +244,7 @@ def large() -> dict[str, Any]:
     code = (
         "import json, resource, time, torch, lowtide\n"
         "from lowtide import models\n"
-        "from lowtide.step.analysis import format_profile\n"
+        "from lowtide.step.analysis.summary import format_profile\n"
         "from torch._subclasses import FakeTensorMode\n"
         "begin = time.perf_counter()\n"
         "with FakeTensorMode(allow_non_fake_inputs=True):\n"

@@ -2,12 +2,14 @@
 
     python benchmarks/scale.py                 # GPT-2 and Llama, 2 to 200 layers
     python benchmarks/scale.py --layers 2 12
+    python benchmarks/scale.py --limits        # are time limits kept? on made-up steps
 
 Steps are captured without running them, with estimated times. Each is planned at 70 %
 of its peak in a fresh process, with a time limit of five seconds and of fifty.
 Reported: seconds until the first plan that fits, until the search ended, the share of
 its phases, memory of the process, and how far the plan is from its bound. Results go to
-`benchmarks/results/scale.json` and `scale.png`.
+`benchmarks/results/scale.json` and `scale.png`; those of `--limits`, which needs a
+quiet machine, to `limits.json`.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import argparse
 import json
 import multiprocessing
 import resource
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -32,6 +35,13 @@ CASES = (
     *(("llama", layers) for layers in (50, 100, 200)),
 )
 LIMITS = (5.0, 50.0)
+# Layers of the tests' transformer, shares of its peak, and time limits.
+KEPT = (
+    *((1, share, limit) for share in (0.7, 0.5) for limit in (0.5, 10.0)),
+    *((10, 0.5, limit) for limit in (2.0, 10.0)),
+    *((40, 0.5, limit) for limit in (2.0, 10.0, 50.0)),
+    (408, 0.5, 10.0),
+)
 SHARE = 0.7
 PHASES = ("guide", "prove", "greedy", "others")
 
@@ -81,6 +91,37 @@ def planned(step: Any, time_limit: float) -> dict[str, Any]:
         "stopped_by": plan.proof.stopped_by,
         "phases": {**spent, "rest": seconds - sum(spent.values())},
     }
+
+
+def limits() -> None:
+    """Plan made-up steps and note how long that takes against each limit."""
+    sys.path.insert(0, str(RESULTS.parents[2]))
+    from lowtide.planners.auto import _search
+    from tests.graphs import transformer
+
+    rows: list[dict[str, Any]] = []
+    for layers, share, limit in KEPT:
+        step = transformer(layers)
+        span = step.baseline_peak_bytes - step.resident_bytes
+        budget = step.resident_bytes + int(share * span)
+        begun = time.perf_counter()
+        plan = _search.Search(step, limit).fastest(budget)
+        row = {
+            "ops": len(step.ops),
+            "share": share,
+            "time_limit": limit,
+            "planning_seconds": time.perf_counter() - begun,
+            "overhead": plan.overhead,
+            "bound": plan.proof.bound_seconds / step.baseline_seconds - 1,
+        }
+        rows.append(row)
+        print(
+            f"{row['ops']:6} ops, {share:.0%}, limit {limit:4g} s: "
+            f"{row['planning_seconds']:6.2f} s, {row['overhead']:+.2%}, "
+            f"proven {row['bound']:+.2%}",
+            flush=True,
+        )
+    RESULTS.with_name("limits.json").write_text(json.dumps(rows, indent=1) + "\n")
 
 
 def _timed(
@@ -149,7 +190,11 @@ def main() -> None:
     """Plan every case and write what was found."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--layers", type=int, nargs="*", help="only these")
+    parser.add_argument("--limits", action="store_true", help="only time limits")
     options = parser.parse_args()
+    if options.limits:
+        limits()
+        return
     cases = [c for c in CASES if not options.layers or c[1] in options.layers]
     print(
         "model layers  ops  capture s  GiB | first s plan s overhead bound "

@@ -25,9 +25,10 @@ Lines = Iterator[str]
 
 
 def table(name: str) -> str:
-    """The table of this name in Markdown."""
-    result, make = _TABLES[name]
-    return "\n".join(make(json.loads((RESULTS / f"{result}.json").read_text())))
+    """The table of this name in Markdown, below what is measured in it."""
+    result, make, origin = _TABLES[name]
+    lines = make(json.loads((RESULTS / f"{result}.json").read_text()))
+    return "\n".join([f"*{origin}*\n", *lines])
 
 
 def _percent(value: float | None, digits: int = 1) -> str:
@@ -226,6 +227,36 @@ def _scale(rows: list[dict[str, Any]]) -> Lines:
         )
 
 
+def _limits(rows: list[dict[str, Any]]) -> Lines:
+    yield "| ops | budget | limit s | planned s | overhead, proven |"
+    yield "|---" * 5 + "|"
+    for row in rows:
+        yield (
+            f"| {row['ops']:,} | {row['share']:.0%} | {row['time_limit']:g} "
+            f"| {row['planning_seconds']:.2f} | {_percent(row['overhead'], 2)}, "
+            f"{_percent(row['bound'], 2)} |"
+        )
+
+
+def _hf_gpt2(rows: list[dict[str, Any]]) -> Lines:
+    yield (
+        "| step | ledger MiB | of eager's | predicted | system MiB | time over eager |"
+    )
+    yield "|---" * 6 + "|"
+    eager = rows[0]
+    names = {"eager": "eager", "blocks": "checkpointed blocks", "floor": "lowest found"}
+    for row in rows:
+        peak, time = row["ledger_peak_bytes"], row.get("time_ratio")
+        off = row.get("predicted_peak_bytes", peak) / peak - 1
+        yield (
+            f"| {names.get(row['way'], 'lowtide')} | {peak / MIB:,.0f} "
+            f"| {peak / eager['ledger_peak_bytes']:.3f} "
+            f"| {_percent(off) if 'graphs' in row else ''} "
+            f"| {row['rss_peak_bytes'] / MIB:,.0f} "
+            f"| {'' if time is None else f'{time:.3f}'} |"
+        )
+
+
 def _against(models: dict[str, Any]) -> Lines:
     for name, data in models.items():
         rows = {row["name"]: row for row in data["rows"]}
@@ -284,6 +315,8 @@ def _exact(data: dict[str, Any]) -> Lines:
     yield "|---|---|---|---|---|---|"
     for run in data["history"]:
         for column in ("auto", "search"):
+            if column not in run:
+                continue
             row = run[column]
             yield (
                 f"| {run['label']} | {column} | {row['cases']} | {row['no_plan']} | "
@@ -355,20 +388,28 @@ def _corpus(models: dict[str, Any]) -> Lines:
             yield f"| {name} | {found['verdict']} | `{reason}` |"
 
 
-# Each table with the result that it is made from.
-_TABLES: dict[str, tuple[str, Callable[[Any], Lines]]] = {
-    "headline": ("peaks", _headline),
-    "peaks": ("peaks", _peaks),
-    "feng": ("feng", _feng),
-    "feng-measured": ("feng-measured", _feng_measured),
-    "batches": ("batches", _batches),
-    "planners-summary": ("planners", _planners_summary),
-    "planners": ("planners", _planners),
-    "scale": ("scale", _scale),
-    "against": ("against", _against),
-    "auto": ("auto", _auto),
-    "exact": ("exact", _exact),
-    "profiles": ("profiles", _profiles),
-    "corpus": ("corpus", _corpus),
-    "stacks": ("stacks", _stacks),
+# What is measured in a table and what is predicted.
+_MEASURED = "Measured."
+_PREDICTED = "Predicted: nothing was run."
+_PLANNING = "Peaks and extra times are predicted; seconds of planning are measured."
+_BESIDE = "Measured, but for what is called predicted."
+
+# Each table with the result that it is made from, and where its numbers come from.
+_TABLES: dict[str, tuple[str, Callable[[Any], Lines], str]] = {
+    "headline": ("peaks", _headline, _MEASURED),
+    "peaks": ("peaks", _peaks, _BESIDE),
+    "feng": ("feng", _feng, "Predicted, but for the published columns."),
+    "feng-measured": ("feng-measured", _feng_measured, _BESIDE),
+    "batches": ("batches", _batches, _BESIDE + " The row *at most* is predicted too."),
+    "planners-summary": ("planners", _planners_summary, _PREDICTED),
+    "planners": ("planners", _planners, _PLANNING),
+    "scale": ("scale", _scale, _PLANNING),
+    "limits": ("limits", _limits, _PLANNING),
+    "against": ("against", _against, "Measured, but for the bound."),
+    "hf_gpt2": ("hf_gpt2", _hf_gpt2, _MEASURED),
+    "auto": ("auto", _auto, _PREDICTED),
+    "exact": ("exact", _exact, _PREDICTED),
+    "profiles": ("profiles", _profiles, "Measured, but for predicted and estimate."),
+    "corpus": ("corpus", _corpus, _MEASURED),
+    "stacks": ("stacks", _stacks, _MEASURED),
 }

@@ -5,7 +5,6 @@ Used by `tests/unit/test_fuzz.py` and `benchmarks/fuzz.py`.
 
 from __future__ import annotations
 
-import io
 import json
 import random
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from typing import Any
 import lowtide
 from lowtide import Plan, StepGraph, planners
 from lowtide.reporting.export import FORMS
-from lowtide.step.analysis.csv import write_csv
+from lowtide.step.analysis.csv import table_of
 from lowtide.step.analysis.summary import format_profile
 from lowtide.step.schedule import make_plan, with_frees
 from lowtide.step.simulate import simulate
@@ -146,7 +145,7 @@ def use_step(path: Path, out: Path, _: StepGraph) -> None:
     planners.load("recompute_all").plan(step)
     _use(step, plan, out)
     for table in ("storages", "ops", "modules"):
-        write_csv(step, io.StringIO(), table)
+        table_of(step, table)
     format_profile(step, floor=False)
     str(lowtide.diff(step, step))
 

@@ -16,6 +16,8 @@ from lowtide.step.graph import Op, Region, StepGraph, Storage, check_graph
 from lowtide.step.plan import Free, Item
 
 INFINITE = float("inf")
+# How many of the states reached before are compared with a new one.
+MOST_ALIKE = 100
 
 
 def random_step(
@@ -25,13 +27,16 @@ def random_step(
     breaks: int = 0,
     updates: bool = False,
     overwrites: bool = False,
+    forms: bool = False,
 ) -> StepGraph:
     """A training step with branches, several outputs of an op, standby and once ops.
 
     Each break ends a captured piece: what is carried over comes back as new storages,
     and only the backward of a piece can make its storages again. With `updates` every
     forward op reads a parameter, and its gradient is used up by an update of that. With
-    `overwrites` the backward begins by writing over what the forward ends with.
+    `overwrites` the backward begins by writing over what the forward ends with. With
+    `forms` some ops of the forward have another form, which makes what they make from
+    what the op before them is made from.
     """
     rng = random.Random(f"step {seed} {num_forward}" + (f" {breaks}" if breaks else ""))
     storages = [Storage(0, "x", rng.randrange(4), resident=True)]
@@ -81,6 +86,10 @@ def random_step(
         made = add("f", reads, sizes, once=once, scratch_bytes=scratch, **here)
         if once and rng.random() < 0.7:
             write("again", reads, made, standby=True, **here)
+        if forms and not once and forward and forward[-1][1][0] in reads:
+            before = [s for s in reads if s not in forward[-1][1]]
+            slow = {"seconds": ops[-1].seconds + rng.randint(3, 9), "scratch_bytes": 2}
+            write("form", [*before, *forward[-1][0]], made, standby=True, **slow)
         values.append(made[0])
         forward.append((tuple(reads), made))
     results = [made[0] for _, made in forward]
@@ -273,33 +282,46 @@ class TooManyStatesError(Exception):
 
 
 def least_seconds_within(
-    step: StepGraph, budget: int, *, most_states: int = 50_000
+    step: StepGraph, budget: int, *, most_states: int = 500_000
 ) -> float:
     """Time of the fastest schedule within the budget; infinite if there is none.
 
     Best first over what is alive, how many of the ops that run once have run, and which
     updates have. Storages are freed only if an op would not fit, and then no more of
-    them than that takes: to hold on to the others costs nothing.
+    them than that takes: to hold on to the others costs nothing. So a state is passed
+    over if one that holds more, and the same outputs, was reached in less time.
     """
     search = _BestFirst(step, budget)
     start: _State = (0, 0, 0)
     spent = {start: 0.0}
-    heap = [(search.still_needed(*start), start)]
+    heap = [(search.still_needed(*start), 0.0, start)]
     closed: set[_State] = set()
+    better: dict[_State, list[tuple[int, float]]] = {}
+    looked_at = 0
     while heap:
-        _, state = heapq.heappop(heap)
+        _, _, state = heapq.heappop(heap)
         if state in closed:
             continue
         closed.add(state)
-        if len(closed) > most_states:
-            raise TooManyStatesError(step.name)
+        alive, done, updated = state
+        now = spent[state]
+        others = better.setdefault((alive & search.outputs, done, updated), [])
+        # The last ones are the most alike; to look at all would take longer.
+        if any(t <= now and not alive & ~more for more, t in others[-MOST_ALIKE:]):
+            continue
+        others.append((alive, now))
         if search.is_end(*state):
-            return spent[state]
+            return now
         for after, seconds in search.moves(*state):
-            reached = spent[state] + seconds
+            looked_at += 1
+            if looked_at > most_states:
+                raise TooManyStatesError(step.name)
+            reached = now + seconds
             if reached < spent.get(after, INFINITE):
                 spent[after] = reached
-                heapq.heappush(heap, (reached + search.still_needed(*after), after))
+                least = reached + search.still_needed(*after)
+                # Of equals, the one that has come furthest.
+                heapq.heappush(heap, (least, -reached, after))
     return INFINITE
 
 

@@ -10,16 +10,19 @@ import fcntl
 import os
 import pty
 import re
-import select
 import shlex
 import struct
 import subprocess
 import sys
 import termios
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO
+
+from tests.warm import Warm
 
 LOWTIDE = (sys.executable, "-m", "lowtide")
 GOLDEN = Path(__file__).with_name("golden")
@@ -57,21 +60,57 @@ def environment(**changes: str | None) -> dict[str, str]:
     return found
 
 
+# These always need torch, and the others for a target that is not a file.
+_TORCH_VERBS = "batch bench demo doctor fits verify".split()
+_PLAIN_VERBS = "models planners export diff".split()
+_IMPORTS = ("lowtide.cli", "lowtide.planners.auto", "rich.progress", "rich.table")
+
+
+@cache
+def _warm(with_torch: bool) -> Warm:
+    return Warm(*_IMPORTS, *(["lowtide.engine.api"] if with_torch else []))
+
+
+def _warm_for(words: list[str]) -> Warm:
+    """The process with the imports that a command is likely to need."""
+    verb, target = (*words, "", "")[:2]
+    is_model = target and target[0] != "-" and not target.endswith(".json")
+    is_model = is_model and verb not in _PLAIN_VERBS
+    return _warm(verb in _TORCH_VERBS or bool(is_model))
+
+
 def run(
-    *words: object, cwd: Path, stdout: object = None, **changes: str | None
+    *words: object, cwd: Path, stdout: IO[str] | None = None, **changes: str | None
 ) -> Done:
-    """Run a command with its output in pipes, or `stdout` in an open file."""
+    """Run a command without a terminal, with `stdout` in an open file if given."""
+    if words[:1] == ("run",):  # a script sees which modules are loaded
+        return _run_cold(*words, cwd=cwd, **changes)
+    texts = [str(word) for word in words]
+    with (
+        TemporaryFile("w+") as out,
+        TemporaryFile("w+") as err,
+        Path(os.devnull).open() as nothing,
+    ):
+        files = [nothing, out if stdout is None else stdout, err]
+        warm = _warm_for(texts)
+        warm.start(texts, cwd, environment(**changes), [f.fileno() for f in files])
+        code = warm.wait()
+        out.seek(0)
+        err.seek(0)
+        return Done(code, out.read(), err.read())
+
+
+def _run_cold(*words: object, cwd: Path, **changes: str | None) -> Done:
     done = subprocess.run(
         [*LOWTIDE, *map(str, words)],
         cwd=cwd,
         env=environment(**changes),
-        stdout=subprocess.PIPE if stdout is None else stdout,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         text=True,
         timeout=200,
         check=False,
     )
-    return Done(done.returncode, done.stdout or "", done.stderr)
+    return Done(done.returncode, done.stdout, done.stderr)
 
 
 def check_golden(name: str, text: str) -> None:
@@ -117,40 +156,29 @@ def run_in_terminal(
     """Run a command whose standard output and error are a terminal."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    process = subprocess.Popen(
-        [*LOWTIDE, *map(str, words)],
-        cwd=cwd,
-        env=environment(**{"TERM": "xterm-256color", **changes}),
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        close_fds=True,
-    )
+    texts = [str(word) for word in words]
+    env = environment(**{"TERM": "xterm-256color", **changes})
+    warm = _warm_for(texts)
+    warm.start(texts, cwd, env, [theirs] * 3)
     os.close(theirs)
     try:
-        text = _read_all(ours, process)
+        text = _read_all(ours)
     finally:
-        process.kill()
+        code = warm.wait()
         os.close(ours)
-    return Done(process.wait(), text)
+    return Done(code, text)
 
 
-def _read_all(descriptor: int, process: subprocess.Popen[bytes]) -> str:
+def _read_all(descriptor: int) -> str:
     found = bytearray()
-    stop = time.monotonic() + 200
-    while time.monotonic() < stop:
-        ready, _, _ = select.select([descriptor], [], [], 0.2)
-        if ready:
-            try:
-                part = os.read(descriptor, 65536)
-            except OSError:  # Linux says so when the other side has closed
-                break
-            if not part:
-                break
-            found += part
-        elif process.poll() is not None:
+    while True:
+        try:
+            part = os.read(descriptor, 65536)
+        except OSError:  # Linux says so when the other side has closed
             break
-    process.wait(timeout=20)
+        if not part:
+            break
+        found += part
     return found.decode(errors="replace").replace("\r\n", "\n")
 
 

@@ -53,33 +53,17 @@ def _counter() -> ctypes.CDLL | None:
 
 
 class Allocated:
-    """How far the allocated bytes rose since this was made.
-
-    What happens between `pause` and `go_on` is not part of it.
-    """
+    """How far the allocated bytes rose since this was made."""
 
     def __init__(self) -> None:
         self.counter = _counter()
-        self.base = self.highest = self.outside = 0
+        self.base = 0
         if self.counter is not None:
             self.counter.corpus_reset()
             self.base = self.counter.corpus_live()
-
-    def pause(self) -> None:
-        """Stop counting for a while."""
-        if self.counter is not None:
-            self.highest = max(self.highest, self.counter.corpus_peak() - self.base)
-            self.outside = self.counter.corpus_live()
-
-    def go_on(self) -> None:
-        """Count again."""
-        if self.counter is not None:
-            self.base += self.counter.corpus_live() - self.outside
-            self.counter.corpus_reset()
 
     def rise_bytes(self) -> int | None:
         """The highest rise so far, or `None` if nothing counts."""
         if self.counter is None:
             return None
-        self.pause()
-        return self.highest
+        return self.counter.corpus_peak() - self.base

@@ -85,12 +85,12 @@ class Loop:
         begun = time.perf_counter()
         allocated = Allocated()
         loss = self.forward_and_backward(number)
-        allocated.pause()
         seconds = time.perf_counter() - begun
-        self.write_gradients(f"step {number + 1}", loss, into)
-        allocated.go_on()
         self.optimizer.step()
         rise = allocated.rise_bytes()
+        # Not before the update: lowtide watches a step until then, and would take the
+        # copies for the user's.
+        self.write_gradients(f"step {number + 1}", loss, into)
         into.peaks.append(None if rise is None else resident + rise)
         into.seconds.append(seconds)
         if number + 1 == STEPS:

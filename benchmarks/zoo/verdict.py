@@ -19,6 +19,7 @@ LAST_BIT = "last bit"
 VERDICTS = {
     "planned": "the same bits within the budget",
     "partly": "planned in parts, and said that the rest exceeds the budget",
+    "nothing saved": "within what the budget may be missed by, but no lower than eager",
     "last bits": "computed other last bits, and said that it may",
     "unplanned": "ran as it is, and said so",
     "over budget": "needed more than the budget by over 1 % and 1 MiB",
@@ -43,7 +44,7 @@ def verdict_of(record: Record) -> str:
     if record["forwards"] < 2 or any(NO_BUDGET in w for w in record["warnings"]):
         return "unplanned"
     if not over_budget(record):
-        return "planned"
+        return "nothing saved" if saves_nothing(record) else "planned"
     is_said = any(text in w for w in record["warnings"] for text in TAKES_MORE)
     return "partly" if is_said else "over budget"
 
@@ -55,12 +56,21 @@ def over_budget(record: Record) -> bool:
     return any(peak is not None and peak > most for peak in peaks)
 
 
+def saves_nothing(record: Record) -> bool:
+    """Whether the step needed as much as without lowtide.
+
+    Where a budget lies close below eager's peak, it is within its slack.
+    """
+    peak, eager = record.get("peak_bytes"), record["eager_peak_bytes"]
+    return peak is not None and peak > eager - (eager - record["budget_bytes"]) / 10
+
+
 def reason_of(record: Record) -> str:
     """What was found, in one line; nothing if all is well."""
     verdict = verdict_of(record)
     if verdict == "planned":
         return ""
-    if verdict in ("over budget", "partly"):
+    if verdict in ("over budget", "partly", "nothing saved"):
         return bytes_of(record)
     if verdict in ("other bits", "last bits"):
         return record["difference"]

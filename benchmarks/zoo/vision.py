@@ -246,8 +246,12 @@ SMALL = {"min_size": 128, "max_size": 128}
 DETECTION = """fasterrcnn_mobilenet_v3_large_fpn fasterrcnn_resnet50_fpn
 retinanet_resnet50_fpn fcos_resnet50_fpn maskrcnn_resnet50_fpn
 keypointrcnn_resnet50_fpn"""
+# Without torchvision's compiled ops each proposal costs eager milliseconds.
+FEW_PROPOSALS = {"rpn_post_nms_top_n_train": 64, "box_batch_size_per_image": 16}
 for name in DETECTION.split():
-    options = dict(SMALL, num_keypoints=17) if "keypoint" in name else SMALL
+    options: dict[str, Any] = SMALL | (FEW_PROPOSALS if "rcnn" in name else {})
+    if "keypoint" in name:
+        options |= {"num_keypoints": 17}
     add(f"torchvision/{name}", partial(boxes, name, **options))
 add("torchvision/ssd300_vgg16", partial(boxes, "ssd300_vgg16"))
 add(

@@ -33,6 +33,7 @@ _NAMES = {
     "step.simulate": "simulate Timeline",
     "errors": "LowtideError BudgetTooSmallError BudgetFormatError NoTrainingGraphError "
     "CaptureError PlanMismatchError VerificationError SolverUnavailableError "
+    "RankError "
     "UnsupportedTorchError InvalidScheduleError",
 }
 _EXPORTS = {name: home for home, names in _NAMES.items() for name in names.split()}

@@ -87,8 +87,6 @@ VERBS = {
 
 
 class _Verbs(TyperGroup):
-    """The list of verbs, in sections."""
-
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         for section, verbs in VERBS.items():
             with formatter.section(section):
@@ -138,7 +136,6 @@ def _options(
     ] = False,
 ) -> None:
     """Train PyTorch models under a memory budget, with bitwise the same gradients."""
-    del version
     if context.invoked_subcommand != "run":  # a script has listeners of its own
         _listen(verbose)
 
@@ -222,7 +219,3 @@ def _listen(verbose: bool) -> None:
     warnings.showwarning = lambda message, *_, **__: failures.say(
         "warning", str(message)
     )
-
-
-if __name__ == "__main__":
-    main()

@@ -55,8 +55,7 @@ class BudgetFormatError(LowtideError, ValueError):
     """A budget that is not a size, a number of bytes, or a percentage."""
 
     def __init__(self, budget: object, reason: str, hint: str = "") -> None:
-        self.budget = budget
-        self.reason = reason
+        self.budget, self.reason = budget, reason
         said = f"budget {budget!r} is not understood: {_sentence(reason)}"
         said += f" {_sentence(hint)}" if hint else ""
         super().__init__(f"{said} Accepted: {ACCEPTED_BUDGETS}.")
@@ -73,14 +72,12 @@ class BudgetTooSmallError(LowtideError, ValueError):
     def __init__(
         self, budget_bytes: int, floor_bytes: int, blame: str = "", bound_bytes: int = 0
     ) -> None:
-        self.budget_bytes = budget_bytes
-        self.floor_bytes = floor_bytes
-        self.blame = blame
+        self.budget_bytes, self.floor_bytes = budget_bytes, floor_bytes
+        self.blame, self.bound_bytes = blame, bound_bytes
         budget, floor = format_bytes(budget_bytes), format_bytes(floor_bytes)
         if budget == floor:
             budget = f"{budget} ({budget_bytes} bytes)"
             floor = f"{floor} ({floor_bytes} bytes)"
-        self.bound_bytes = bound_bytes
         held = f" (held by {blame})" if blame else ""
         least = ""
         if bound_bytes >= floor_bytes:
@@ -98,8 +95,7 @@ class NoTrainingGraphError(LowtideError, RuntimeError):
     """No forward and backward graph reached lowtide, so nothing was planned."""
 
     def __init__(self, asked: str, cause: str = "", fix: str = "") -> None:
-        self.asked = asked
-        self.cause = cause
+        self.asked, self.cause = asked, cause
         cause = cause or (
             "the compiled form was bypassed, or nothing in the step requires a gradient"
         )
@@ -130,10 +126,8 @@ class CaptureError(LowtideError, RuntimeError):
         fix: str = "",
         passed: tuple[tuple[str, int], ...] = (),
     ) -> None:
-        self.reason = reason
-        self.passed = passed
-        self.op = op
-        self.location = location
+        self.reason, self.passed = reason, passed
+        self.op, self.location = op, location
         where = (f" at op {op}" if op else "") + (f" ({location})" if location else "")
         fix = fix or (
             "Move the part that depends on data or leaves PyTorch out of the step, or "
@@ -152,9 +146,7 @@ class StepFormatError(LowtideError, ValueError):
     """
 
     def __init__(self, found: str, *, path: str | Path = "", field: str = "") -> None:
-        self.found = found
-        self.path = str(path)
-        self.field = field
+        self.found, self.path, self.field = found, str(path), field
         where = f" in {path}" if str(path) else ""
         at = f"{field}: " if field else ""
         super().__init__(
@@ -193,9 +185,7 @@ class InvalidScheduleError(LowtideError, ValueError):
     """
 
     def __init__(self, index: int, reason: str, item: object = "") -> None:
-        self.index = index
-        self.reason = reason
-        self.item = item
+        self.index, self.reason, self.item = index, reason, item
         shown = f" ({item})" if item != "" else ""
         super().__init__(
             f"the schedule is invalid: item {index}{shown}: {_sentence(reason)} "
@@ -219,8 +209,7 @@ class VerificationError(LowtideError, RuntimeError):
         predicted_peak_bytes: int | None = None,
         measured_peak_bytes: int | None = None,
     ) -> None:
-        self.what = what
-        self.difference = difference
+        self.what, self.difference = what, difference
         self.predicted_peak_bytes = predicted_peak_bytes
         self.measured_peak_bytes = measured_peak_bytes
         known = {"predicted": predicted_peak_bytes, "measured": measured_peak_bytes}
@@ -233,18 +222,30 @@ class VerificationError(LowtideError, RuntimeError):
         )
 
 
+class RankError(LowtideError, RuntimeError):
+    """Another process that trains the same model cannot go on, so this one stops too.
+
+    `rank` is that process, `reason` what it says.
+    """
+
+    def __init__(self, rank: int, reason: str) -> None:
+        self.rank = rank
+        self.reason = reason
+        super().__init__(
+            f"rank {rank} cannot go on, and neither can those that train with it: "
+            f"{_sentence(reason)} Change what it asks for on all ranks alike."
+        )
+
+
 class SolverUnavailableError(LowtideError, ImportError):
     """A solver is not installed, or cannot be loaded in this process."""
 
-    def __init__(self, solver: str, reason: str, fix: str = "") -> None:
-        self.solver = solver
-        self.reason = reason
-        fix = fix or (
-            f"Install it with `pip install {solver}`, or choose a planner that needs "
-            "no solver (`lowtide planners` lists them)"
-        )
+    def __init__(self, solver: str, reason: str) -> None:
+        self.solver, self.reason = solver, reason
         super().__init__(
-            f"solver {solver} cannot be used: {_sentence(reason)} {_sentence(fix)}"
+            f"solver {solver} cannot be used: {_sentence(reason)} Install it with `pip "
+            f"install {solver}`, or choose a planner that needs no solver (`lowtide "
+            "planners` lists them)."
         )
 
 
@@ -252,8 +253,7 @@ class UnsupportedTorchError(LowtideError, RuntimeError):
     """This torch does something lowtide has not been tested with."""
 
     def __init__(self, found: str, version: str = "") -> None:
-        self.found = found
-        self.version = version
+        self.found, self.version = found, version
         running = f"torch {version}" if version else "this torch"
         super().__init__(
             f"lowtide cannot run on {running}: {_sentence(found)} Tested with "
@@ -277,8 +277,7 @@ class OutputError(LowtideError, OSError):
     """A file that cannot be written, or that exists and may not be replaced."""
 
     def __init__(self, path: str, reason: str, fix: str) -> None:
-        self.path = path
-        self.reason = reason
+        self.path, self.reason = path, reason
         super().__init__(f"cannot write {path}: {_sentence(reason)} {_sentence(fix)}")
 
 
@@ -291,10 +290,8 @@ class TargetError(LowtideError, RuntimeError):
     def __init__(
         self, target: str, raised: str, *, location: str = "", code: str = ""
     ) -> None:
-        self.target = target
-        self.raised = raised
-        self.location = location
-        self.code = code
+        self.target, self.raised = target, raised
+        self.location, self.code = location, code
         where = f" At {location}" + (f": `{code}`." if code else ".")
         super().__init__(
             f"{target} raised {_sentence(raised)}{where if location else ''} Run it "
@@ -314,6 +311,5 @@ def fitting(num_bytes: int) -> str:
 
 
 def _sentence(text: str) -> str:
-    """The text with a full stop."""
     text = text.strip()
     return text if not text or text[-1] in ".!?" else text + "."

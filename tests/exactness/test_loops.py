@@ -264,6 +264,47 @@ def test_a_counter_in_the_model_is_an_input():
     assert len(call.plans) <= 3
 
 
+def test_a_model_may_ask_where_its_classes_are_from():
+    class Asking(Small):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if type(self.first.weight).__module__.startswith("torchao."):
+                return x
+            return super().forward(x)
+
+    x = torch.randn(4, 8)
+    call = agree(Asking(), lambda m: m(x).backward())
+    assert call.watch.graphs == 1
+
+
+@pytest.mark.parametrize("layerdrop", [0.0, 0.5])
+def test_layers_that_are_never_left_out_are_one_graph(layerdrop: float):
+    class Dropping(Small):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for _ in range(3):
+                if torch.rand([]) < layerdrop:
+                    continue
+                x = x + torch.tanh(self.first(x))
+            return x.square().sum()
+
+    x = torch.randn(4, 8)
+    call = agree(Dropping(), lambda m: m(x).backward(), steps=3)
+    assert call.watch.graphs == 1 or layerdrop
+
+
+def test_a_number_that_the_model_changes_is_an_input():
+    class Cooled(Small):
+        temperature = 1.0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.temperature *= 0.9
+            torch.rand(2)
+            return self.second(torch.tanh(self.first(x))).sum() / self.temperature
+
+    x = torch.randn(4, 8)
+    call = agree(Cooled(), lambda m: m(x).backward(), steps=5)
+    assert len(call.plans) <= 2
+
+
 @pytest.mark.parametrize("values", [[0.1 * i for i in range(12)], list(range(12))])
 def test_a_number_among_the_arguments_is_an_input(values: list[float]):
     class Scaled(Small):

@@ -13,6 +13,7 @@ from torch import nn
 import lowtide
 from lowtide.engine.bits import same_bits
 from lowtide.engine.loss import gradient_over
+from lowtide.step.schedule import make_plan, with_frees
 
 aten = torch.ops.aten
 WORDS, WIDTH = 1999, 16
@@ -39,7 +40,8 @@ class Words(nn.Module):
 
 def batch() -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
-    tokens, targets = torch.randint(0, WORDS, (2, 8, 32), generator=generator)
+    # As few rows as a head is never divided into.
+    tokens, targets = torch.randint(0, WORDS, (2, 8, 16), generator=generator)
     targets[0, :3] = -100
     return tokens, targets
 
@@ -60,10 +62,15 @@ def test_the_floor_holds_one_tensor_of_logits(loss: dict[str, Any], dtype: Any) 
     step = lowtide.profile(model, batch())
     (over,) = [op for op in step.ops if op.over >= 0]
     logits_bytes = step.sizes[over.over]
-    assert step.floor_bytes - step.resident_bytes < 2 * logits_bytes
+    # A processor without 16-bit products makes this one in 32 bits first.
+    (head,) = [op for op in step.ops if over.over in op.writes]
+    held_bytes = step.floor_bytes - step.resident_bytes - head.scratch_bytes
+    assert held_bytes < 2 * logits_bytes
     result = lowtide.verify(model, batch(), budget=step.floor_bytes)
     assert result.ok, result.differences
-    assert result.measured_peak_bytes == result.predicted_peak_bytes
+    # What a kernel takes and gives back inside is predicted, but no tensor.
+    unseen_bytes = result.predicted_peak_bytes - result.measured_peak_bytes
+    assert 0 <= unseen_bytes <= head.scratch_bytes
 
 
 def test_a_second_backward_reads_what_the_first_one_left() -> None:
@@ -108,3 +115,20 @@ def test_rows_give_the_bits_of_the_whole(words: int, reduction: int) -> None:
     dense = aten.nll_loss_backward(sent, logs, *given)
     whole = aten._log_softmax_backward_data(dense, logs, 1, logs.dtype)
     assert same_bits(gradient_over(logs.clone(), sent, *given), whole)
+
+
+def test_a_gradient_that_is_made_twice_is_freed_in_between() -> None:
+    torch.manual_seed(0)
+    model = Words()
+    step = lowtide.profile(model, batch(), how="estimate")
+    (over,) = [op for op in step.ops if op.over >= 0]
+    readers = [op.id for op in step.ops if over.writes[0] in op.reads]
+    head = next(op.id for op in step.ops if over.over in op.writes)
+    loss = next(op.id for op in step.ops if over.over in op.reads)
+    order = list(step.baseline)
+    place = order.index(readers[-1])
+    order[place:place] = [head, loss, over.id]
+    plan = make_plan(step, with_frees(step, order), planner="by hand")
+    result = lowtide.verify(model, batch(), plan=plan)
+    assert result.ok, result.differences
+    assert result.measured_peak_bytes == result.predicted_peak_bytes

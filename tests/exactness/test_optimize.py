@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._dynamo import guards
 
 import lowtide
 from lowtide.engine.costs.machine import count_allocations
@@ -24,7 +25,10 @@ from lowtide.errors import (
     UnsupportedTorchError,
     VerificationError,
 )
+from lowtide.planners.auto import _search
+from lowtide.planners.auto._search import Search
 from lowtide.step.format import format_seconds
+from lowtide.step.plan import Plan
 
 
 class Net(nn.Module):
@@ -65,7 +69,11 @@ def gradients(model: nn.Module) -> list[torch.Tensor]:
     return [p.grad.clone() for p in model.parameters() if p.grad is not None]
 
 
-def test_the_model_stays_the_same_object(net: Net, batch: torch.Tensor) -> None:
+def test_the_model_stays_the_same_object(
+    net: Net, batch: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Timing its guards would take dynamo longer than this step takes.
+    monkeypatch.setattr(guards, "profile_guard_manager", None)
     keys, kind = list(net.state_dict()), type(net)
     seen: list[str] = []
     net.register_forward_hook(lambda *_: seen.append("hook"))
@@ -134,6 +142,27 @@ def test_the_floor_is_told_with_what_holds_it(net: Net, batch: torch.Tensor) -> 
     lowtide.restore(net)
     lowtide.optimize(net, budget=caught.value.floor_bytes, time_limit=1.0)
     step(net, batch)
+
+
+@pytest.mark.judges_plans
+def test_a_budget_is_refused_after_one_long_look_for_the_floor(
+    net: Net, batch: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[float] = []
+
+    def lowest(search: Search) -> Plan:
+        looks.append(search.floor_seconds)
+        return find(search)
+
+    find = Search.lowest
+    monkeypatch.setattr(_search, "FLOOR_SECONDS", 1.0)
+    monkeypatch.setattr(Search, "lowest", lowest)
+    loss = lowtide.optimize(
+        lambda x: (net(x) ** 2).mean(), budget="40 KiB", time_limit=0.1
+    )
+    with pytest.raises(BudgetTooSmallError):
+        loss(batch)
+    assert looks.count(1.0) == 1
 
 
 @pytest.mark.parametrize("budget", [0.5, "6 XB", -1, "0%", "", True, "nan"])

@@ -1,6 +1,7 @@
 """Masks and indices that are packed between forward and backward: the same bits."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,13 @@ from lowtide.engine.planning import Planning
 from lowtide.planners import from_kept, make_plan, saved_by_baseline
 
 aten = torch.ops.aten
+
+
+def with_cost_of_one(step, *, free):
+    """Every op costs the same, but for those of this name or target."""
+    costs = (float(free not in (op.name, op.target)) for op in step.ops)
+    ops = (replace(op, seconds=t) for op, t in zip(step.ops, costs, strict=True))
+    return replace(step, ops=tuple(ops))
 
 
 @pytest.mark.parametrize("count", [1, 7, 8, 9, 8 * packing._BLOCK + 3])
@@ -104,9 +112,7 @@ def test_what_is_unpacked_has_the_same_bits(name):
     model, batch = make(), torch.randn(shape, requires_grad=name == "maxima")
     step = lowtide.profile(model, batch, how="estimate")
     # Everything costs the same, so that of all ways to make it again unpacking is one.
-    step = step.with_seconds(
-        0.0 if op.target == "lowtide::unpack" else 1.0 for op in step.ops
-    )
+    step = with_cost_of_one(step, free="lowtide::unpack")
     plan, large, small = packed_plan(step)
     assert large.isdisjoint(plan.kept)
     assert small <= set(plan.kept)
@@ -122,7 +128,7 @@ def test_dropout_is_applied_again_without_drawing():
     dropped = next(op for op in step.ops if "native_dropout" in op.target)
     forms = [op for op in step.ops if op.source == dropped.source and op.standby]
     masked = next(op for op in forms if op.reads[-1] in dropped.writes[:2])
-    step = step.with_seconds(0.0 if op is masked else 1.0 for op in step.ops)
+    step = with_cost_of_one(step, free=masked.name)
     kept = set(saved_by_baseline(step)).difference(masked.writes)
     plan = make_plan(step, from_kept(step, kept), planner="test")
     assert masked.id in plan.ops

@@ -19,6 +19,14 @@ collect_ignore = [
 ]
 
 
+def pytest_ignore_collect(collection_path, config):
+    """Where slow tests are left out, their libraries need not be imported either."""
+    is_test = collection_path.name.startswith("test_")
+    if is_test and collection_path.name not in _QUICK:
+        return config.option.markexpr.startswith("not slow") or None
+    return None
+
+
 def pytest_collection_modifyitems(items):
     """Whole trainers take their time: they run with `make test-integrations`."""
     for item in items:

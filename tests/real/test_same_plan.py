@@ -9,24 +9,29 @@ from pathlib import Path
 
 import pytest
 
+import lowtide
+from lowtide import models
+
 ROOT = Path(__file__).parents[2]
 PLAN = """
-import json
+import json, sys
 from lowtide.planners.auto import plan
+from lowtide.step.graph import StepGraph
 from tests.graphs import transformer
-step = transformer(3)
-span = step.baseline_peak_bytes - step.resident_bytes
-budget = step.resident_bytes + int(0.35 * span)
-within, lowest = plan(step, budget, time_limit=0.4), plan(step, None)
-print(json.dumps([within.to_dict(), lowest.to_dict()]))
+found = []
+for step in (transformer(3), *map(StepGraph.load, sys.argv[1:])):
+    span = step.baseline_peak_bytes - step.resident_bytes
+    budget = step.resident_bytes + int(0.5 * span)
+    found += [plan(step, budget, time_limit=0.4), plan(step, None)]
+print(json.dumps([each.to_dict() for each in found]))
 """
 BURN = "while True: pass"
 
 
-def start(code: str, **environment: str) -> subprocess.Popen[str]:
+def start(code: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
     paths = (str(ROOT), str(ROOT / "src"))
     return subprocess.Popen(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", code, *arguments],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **environment},
         stdout=subprocess.PIPE,
         text=True,
@@ -35,11 +40,20 @@ def start(code: str, **environment: str) -> subprocess.Popen[str]:
 
 @pytest.mark.real
 @pytest.mark.slow
-def test_three_hash_seeds_and_a_busy_machine_give_the_same_plan() -> None:
-    answers = {start(PLAN, PYTHONHASHSEED=seed).communicate()[0] for seed in "012"}
+def test_three_hash_seeds_and_a_busy_machine_give_the_same_plan(tmp_path: Path) -> None:
+    files: list[str] = []
+    for name in ("tiny_gpt", "resnet18"):
+        example = models.build_fake(name)
+        step = lowtide.profile(
+            example.model, example.batch, loss=example.loss, how="estimate"
+        )
+        files.append(str(tmp_path / f"{name}.step.json"))
+        step.save(files[-1])
+    seeds = [start(PLAN, *files, PYTHONHASHSEED=seed) for seed in "012"]
+    answers = {process.communicate()[0] for process in seeds}
     burning = [start(BURN) for _ in range(2 * (os.cpu_count() or 1))]
     try:
-        answers.add(start(PLAN).communicate()[0])
+        answers.add(start(PLAN, *files).communicate()[0])
     finally:
         for process in burning:
             process.kill()

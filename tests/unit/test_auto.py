@@ -152,6 +152,14 @@ def test_effort_is_shared_out_by_sections() -> None:
     assert effort.stopped_by == "time_limit"
 
 
+def test_what_is_set_aside_counts_in_no_section() -> None:
+    evaluator = Problem(chain(1)).evaluator
+    effort = Effort(evaluator, 1.0, clock=lambda: 0.0)
+    with effort.section(0.5), effort.aside(9.0):
+        evaluator.spend(8.0)
+    assert effort.seconds_left() == pytest.approx(1.0)
+
+
 def test_the_clock_ends_a_search_only_in_an_emergency() -> None:
     now = 0.0
     effort = Effort(Problem(chain(1)).evaluator, 1.0, clock=lambda: now)

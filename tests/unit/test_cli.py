@@ -241,7 +241,7 @@ def test_errors_are_json_as_well(folder):
         (("verify", "mlp"), "neither --plan nor --budget"),
         (("verify", "small.step.json"), "holds no model"),
         (("explain", "small.step.json"), "this is a step, and a plan is needed"),
-        (("bench",), "no TARGET was given"),
+        (("bench",), "Missing argument 'TARGET'"),
         (("report", "missing.plan.json"), "there is no such file"),
         (("plan",), "Missing argument 'TARGET'"),
     ],

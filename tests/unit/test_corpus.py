@@ -9,6 +9,7 @@ WELL = {
     "difference": "",
     "warnings": [],
     "forwards": 3,
+    "eager_peak_bytes": 120 * MIB,
     "budget_bytes": 100 * MIB,
     "peak_bytes": 100 * MIB,
     "ledger_peak_bytes": 99 * MIB,
@@ -23,6 +24,8 @@ WELL = {
         ({"peak_bytes": 102 * MIB + 1}, "over budget"),
         ({"ledger_peak_bytes": 102 * MIB + 1}, "over budget"),
         ({"peak_bytes": None}, "planned"),
+        ({"peak_bytes": 101 * MIB, "eager_peak_bytes": 101 * MIB}, "nothing saved"),
+        ({"peak_bytes": 101 * MIB, "eager_peak_bytes": 102 * MIB}, "planned"),
         (
             {"peak_bytes": 110 * MIB, "warnings": ["the step as a whole does not."]},
             "partly",
@@ -55,7 +58,7 @@ def test_each_verdict_but_the_best_has_a_reason():
     assert reason_of({"no_end": "no end in 120 s"}) == "no end in 120 s"
     assert reason_of(WELL | {"forwards": 0}) == "no planned graph ran, unsaid"
     assert reason_of(WELL | {"peak_bytes": 110 * MIB}) == (
-        "budget 100.0 MiB, peak 110.0 MiB, ledger peak 99.0 MiB"
+        "budget 100.0 MiB, peak 110.0 MiB, ledger peak 99.0 MiB, eager peak 120.0 MiB"
     )
 
 
@@ -64,5 +67,5 @@ def test_the_table_counts_by_library():
     first, *rows = table(known)
     assert first == ["", "timm", "odd", "all"]
     assert rows[0] == ["planned", "1", "1", "2"]
-    assert rows[3] == ["unplanned", "1", "", "1"]
+    assert rows[4] == ["unplanned", "1", "", "1"]
     assert [row[0] for row in rows] == list(VERDICTS)

@@ -112,6 +112,11 @@ EXAMPLES = [
         ],
     ),
     (
+        errors.RankError(3, "its budget is too small"),
+        RuntimeError,
+        ["rank 3 cannot go on", "its budget is too small.", "on all ranks alike."],
+    ),
+    (
         errors.OutputError("out.html", "the file exists", "Pass force=True"),
         OSError,
         ["cannot write out.html: ", "the file exists.", "Pass force=True."],

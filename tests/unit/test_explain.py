@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from lowtide.errors import InvalidArgumentError
@@ -69,3 +71,25 @@ def test_the_floor_names_what_holds_it() -> None:
     assert found.op == "hb"
     assert {name for name, _, _ in found.holders} >= {"b", "db"}
     assert found.bound_bytes <= found.floor_bytes
+
+
+def test_the_floor_names_the_lever_that_would_lower_it() -> None:
+    # While gb runs: x 8, y 90 (returned), d 1, and the gradient g 40, held to the end.
+    step = StepGraph.from_text(
+        """
+        resident x 8
+        y      = f(x)      90 bytes 1 s
+        l      = loss(y)   1 bytes  1 s
+        turn(l, y) -> d    1 bytes
+        g      = gb(d, x)  40 bytes 1 s
+        -> y, g
+        """
+    )
+    kinds = {"g": "gradient"}
+    storages = (replace(s, kind=kinds.get(s.name, s.kind)) for s in step.storages)
+    found = explain_floor(replace(step, storages=tuple(storages)))
+    assert found.levers == (
+        ("gradients", 40, 'update="in_backward"'),
+        ("returned outputs", 90, "return only the loss"),
+    )
+    assert 'what would lower it: update="in_backward" (gradients, 40 B)' in str(found)

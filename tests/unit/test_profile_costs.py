@@ -20,6 +20,7 @@ from lowtide.engine.costs.devices import find_device, save_device
 from lowtide.engine.costs.inputs import real_arguments, span_bytes
 from lowtide.engine.costs.machine import count_allocations
 from lowtide.engine.costs.prices import costs
+from lowtide.engine.packing import unpack_offsets
 from lowtide.errors import InvalidArgumentError, OutputError
 
 aten = torch.ops.aten
@@ -68,6 +69,21 @@ def test_an_expanded_argument_takes_the_bytes_it_really_has():
             5,
         ),
         (aten.index_select.default, (fake(4, 9), 1, fake(80, dtype=torch.int64)), 2, 9),
+        (
+            unpack_offsets,
+            (
+                fake(128, dtype=torch.uint8),
+                (2, 4, 4, 4),
+                (64, 16, 4, 1),
+                8,
+                (3, 3),
+                (2, 2),
+                (1, 1),
+                (1, 1),
+            ),
+            0,
+            9,
+        ),
     ],
 )
 def test_indices_stay_within_what_they_point_into(target, args, place, bound):
@@ -110,6 +126,21 @@ def test_larger_ops_take_longer_and_equal_ones_are_measured_once(monkeypatch):
     assert found[0] == found[2]
     assert found[1].seconds > 10 * found[0].seconds
     assert all(0 <= c.spread < 5 and c.how == "measure" for c in found)
+
+
+def test_a_small_step_is_not_swept_out_of_the_cache(monkeypatch):
+    rooms = []
+
+    def measured(distinct, *more):
+        rooms.append(more[-1])
+        return dict.fromkeys(distinct, Cost(1.0))
+
+    monkeypatch.setattr(costs_module, "_measured", measured)
+    add = call(aten.add.Tensor, fake(256), fake(256), outputs=fake(256))
+    for asked in (None, 1 << 30, 100):
+        costs([add] * 4, room_bytes=asked)
+    # Twice what the four of them touch: a sweep takes half of it.
+    assert rooms == [2 * 4 * 3 * 1024, 2 * 4 * 3 * 1024, 100]
 
 
 @pytest.mark.parametrize("count", [1 << 10, 1 << 22])

@@ -6,7 +6,7 @@ from torch._subclasses import FakeTensorMode
 
 from lowtide import models, profile
 from lowtide.engine.capture.call import Call
-from lowtide.engine.costs.devices import available_devices, find_device, save_device
+from lowtide.engine.costs.devices import find_device, save_device
 from lowtide.engine.costs.estimate import estimate
 from lowtide.engine.costs.prices import costs
 from lowtide.engine.costs.work import work_of
@@ -125,7 +125,6 @@ def test_half_precision_is_faster_than_single():
 
 def test_a_dozen_devices_are_described_with_sources():
     expected = "a100-40gb a100-80gb h100 h200 b200 l4 l40s t4 v100 rtx4090 rtx3090 cpu"
-    assert set(expected.split()) <= set(available_devices())
     for name in expected.split():
         device = find_device(name)
         assert device.source
@@ -146,7 +145,6 @@ def test_users_describe_their_own_devices(tmp_path, monkeypatch):
     assert estimate(WORKS["add"], device).seconds > 0.5
     assert save_device(device).parent == tmp_path / "cache"
     assert find_device("tpu") == device
-    assert "tpu" in available_devices()
 
 
 def test_bad_descriptions_say_what_to_do(tmp_path):

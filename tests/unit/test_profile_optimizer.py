@@ -7,7 +7,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from lowtide import planners, simulate
 from lowtide.engine.costs import optimizer as optimizer_module
-from lowtide.engine.costs.optimizer import update_bytes, with_optimizer
+from lowtide.engine.costs.optimizer import living, update_bytes, with_optimizer
 from lowtide.errors import InvalidArgumentError
 from lowtide.step.graph import StepGraph
 from lowtide.step.schedule import with_frees
@@ -222,3 +222,22 @@ def test_an_update_is_watched_once_and_again_when_something_changes(monkeypatch)
     optimizer.param_groups[0]["momentum"] = 0.9
     assert update_bytes(optimizer).state > plain.state
     assert len(seen) == 2
+
+
+class _Lazy:
+    """Loads something heavy when it is asked what it is."""
+
+    @property
+    def __class__(self):
+        raise AssertionError("asked")
+
+
+def test_living_objects_are_found_by_their_kind_alone():
+    class Own(torch.optim.SGD):
+        pass
+
+    lazy = _Lazy()
+    optimizer = Own([torch.zeros(1, requires_grad=True)])
+    assert any(found is optimizer for found in living(torch.optim.Optimizer))
+    assert [found is optimizer for found in living(Own)] == [True]
+    assert [found is lazy for found in living(_Lazy)] == [True]

@@ -13,7 +13,9 @@ from lowtide.engine.bench.activations import activation_peak_bytes
 from lowtide.errors import InvalidArgumentError, OutputError, PlanMismatchError
 from lowtide.reporting.frontier import bound
 from lowtide.reporting.tide import keep_extremes
-from lowtide.step.analysis import extra_runs, fates, peak_of
+from lowtide.step.analysis.ops import extra_runs
+from lowtide.step.analysis.peak import peak_of
+from lowtide.step.analysis.storages import fates
 from lowtide.step.format import format_bytes
 from lowtide.step.names import collapse, pattern_of, titles
 from lowtide.step.schedule import from_kept, make_plan, with_frees

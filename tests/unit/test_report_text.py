@@ -57,12 +57,6 @@ def test_color_only_on_a_terminal(monkeypatch):
     assert "\x1b[3" not in quiet.getvalue()
 
 
-def test_printing_goes_to_standard_output(capsys):
-    made = lowtide.report(gpt(2))
-    made.print()
-    assert capsys.readouterr().out == f"{made}\n"
-
-
 def test_an_ascii_stream_gets_ascii():
     raw = io.BytesIO()
     out = io.TextIOWrapper(raw, encoding="ascii")

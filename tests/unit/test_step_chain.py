@@ -5,7 +5,7 @@ from itertools import combinations, pairwise, product
 import pytest
 
 from lowtide.chains import Backward, Forward
-from lowtide.planners._chain import Chain, chain_of
+from lowtide.planners._chain.chain import Chain, chain_of
 from lowtide.planners._chain.segments import (
     Choice,
     ladder,

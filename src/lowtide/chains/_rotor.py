@@ -42,7 +42,6 @@ from lowtide.chains._stages import (
     Backward,
     Forward,
     RotorStep,
-    RotorTimeline,
     Stage,
     checked_bytes,
     simulate_rotor,
@@ -176,22 +175,15 @@ def _fastest(chain: _Chain) -> RotorSolution:
     """Return the sequence that saves every stage in its fastest way."""
     sequence: list[RotorStep] = []
     for stage, ways in enumerate(chain.ways):
-        costs = [
-            (way.forward_seconds + way.backward_seconds, way.saved_bytes)
-            for way in ways
-        ]
+        costs = [(w.forward_seconds + w.backward_seconds, w.saved_bytes) for w in ways]
         sequence.append(Forward(stage, "all", costs.index(min(costs))))
     sequence += map(Backward, reversed(range(len(chain.ways))))
     return _solution(chain, sequence)
 
 
 def _solution(chain: _Chain, sequence: Sequence[RotorStep]) -> RotorSolution:
-    timeline = _simulate(chain, sequence)
-    return RotorSolution(timeline.seconds, tuple(sequence), timeline.peak_bytes)
-
-
-def _simulate(chain: _Chain, sequence: Sequence[RotorStep]) -> RotorTimeline:
-    return simulate_rotor(chain.stages, sequence, input_bytes=chain.value_bytes[0])
+    found = simulate_rotor(chain.stages, sequence, input_bytes=chain.value_bytes[0])
+    return RotorSolution(found.seconds, tuple(sequence), found.peak_bytes)
 
 
 def _choices(chain: _Chain, floor: Bytes, first: int, last: int) -> Bytes:
@@ -342,8 +334,8 @@ def _read_off(
 def _too_small(chain: _Chain, floor: Bytes, memory: int) -> BudgetTooSmallError:
     least = int(floor[0, -1])
     sequence = _read_off(chain, floor, least, None)
-    timeline = _simulate(chain, sequence)
-    worst = sequence[timeline.live_bytes.index(timeline.peak_bytes)]
+    found = simulate_rotor(chain.stages, sequence, input_bytes=chain.value_bytes[0])
+    worst = sequence[found.live_bytes.index(found.peak_bytes)]
     kind = "backward" if isinstance(worst, Backward) else "forward"
     return BudgetTooSmallError(
         memory, least + chain.value_bytes[0], f"the {kind} of stage {worst.stage}"

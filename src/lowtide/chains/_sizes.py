@@ -43,9 +43,7 @@ class ExactSizes:
 
 def exact_sizes(sizes: Iterable[Number]) -> ExactSizes:
     """Return checked `sizes` as integers over one power of two. O(n)."""
-    to_list = getattr(sizes, "tolist", None)
-    listed = list(sizes) if to_list is None else to_list()
-    numbers = [_plain(number, at) for at, number in enumerate(listed)]
+    numbers = [_plain(number, at) for at, number in enumerate(sizes)]
     if not numbers:
         raise ValueError(
             "sizes is empty, and a chain needs at least one value. Pass the size of "

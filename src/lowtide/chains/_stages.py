@@ -163,6 +163,7 @@ class _Held:
         self.stages = stages
         self.value_bytes = [input_bytes, *(stage.output_bytes for stage in stages)]
         self.gradient_bytes = [0, *(stage.output_gradient_bytes for stage in stages)]
+        self.ways = [stage.ways for stage in stages]
         self.values = {0}
         self.saved: dict[int, StageOption] = {}
         self.gradient_of = len(stages)
@@ -185,7 +186,7 @@ class _Held:
             return "its backward is done"
         if self._has(stage + 1):
             return f"value {stage + 1}, its output, is already held"
-        options = len(self.stages[stage].ways)
+        options = len(self.ways[stage])
         return "" if 0 <= step.option < options else f"the stage has {options} options"
 
     def run(self, step: RotorStep) -> tuple[float, int]:
@@ -199,7 +200,7 @@ class _Held:
             self.gradient_of = step.stage
             return way.backward_seconds, running
         if step.keep == "all":
-            way = self.stages[step.stage].ways[step.option]
+            way = self.ways[step.stage][step.option]
             self.saved[step.stage] = way
             self.live += way.saved_bytes
             return way.forward_seconds, self.live + way.forward_scratch_bytes

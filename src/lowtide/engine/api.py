@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -35,6 +35,11 @@ from lowtide.engine.notices import warn
 from lowtide.engine.origin import origin_of
 from lowtide.engine.planning import Settings
 from lowtide.engine.prepare import prepare
+from lowtide.engine.ranks import (
+    inside_wrapper,
+    is_divided_twice,
+    refuse_flat_parameters,
+)
 from lowtide.engine.runtime import PlannedCall
 from lowtide.engine.seam import should_verify
 from lowtide.engine.trace import look
@@ -120,7 +125,7 @@ def optimize(
         else int(verify),
     )
     planners.load(settings.planner)
-    return _install(model, settings, inner)
+    return _installed(model, settings, inner)
 
 
 # Before every n-th call, with an n that is never reached again.
@@ -150,7 +155,22 @@ def apply(model: Any, plan: Plan, *, inner: Inner = "eager") -> Any:
     """
     if os.environ.get("LOWTIDE_DISABLE") == "1":
         return model
-    return _install(model, plan, inner)
+    return _installed(model, plan, inner)
+
+
+def _installed(model: Any, asked: Settings | Plan, inner: Inner) -> Any:
+    """The model, planned inside of what only exchanges its gradients."""
+    refuse_flat_parameters(model)
+    if is_divided_twice(model):
+        warn(
+            f"lowtide.optimize({type(model).__name__}): its layers are divided, and "
+            "its parameters are divided once more by fully_shard. Such a step cannot "
+            "be planned yet; it runs as it is, under no budget."
+        )
+        return model
+    inside = inside_wrapper(model)
+    made = _install(inside, asked, inner)
+    return made if inside is model else model
 
 
 def _install(model: Any, asked: Settings | Plan, inner: Inner) -> Any:
@@ -200,6 +220,7 @@ def planned(model: Any) -> PlannedCall | None:
     """The planned call of an optimized model or function, with its plans and steps."""
     if isinstance(model, PlannedCall):
         return model
+    model = inside_wrapper(model)
     for name in (METHOD, "_compiled_call_impl"):
         call = getattr(model, name, None)
         if isinstance(call, PlannedCall):
@@ -211,13 +232,13 @@ def restore(model: Any) -> Any:
     """The model as it was before `optimize` or `apply`."""
     if isinstance(model, PlannedCall):
         return model.function
-    call = planned(model)
+    call, inside = planned(model), inside_wrapper(model)
     if call is not None:
         call.learning.end()
     if isinstance(call, PlannedMethod):
-        del vars(model)[METHOD]
+        del vars(inside)[METHOD]
     elif call is not None:
-        model._compiled_call_impl = None
+        inside._compiled_call_impl = None
     return model
 
 
@@ -252,6 +273,7 @@ def profile(
     cache: bool = True,
     name: str | None = None,
     progress: Any = None,
+    mesh: str | Mapping[str, int] | None = None,
 ) -> StepGraph:
     """The training step `loss(model(batch)).backward()` as a graph with costs.
 
@@ -260,16 +282,27 @@ def profile(
     (`how="estimate"`, where nothing is allocated at all). Without a loss, it is
     `output.loss`, the output if that is one number, or else the sum of what the model
     returns. Values are never looked at, so NaNs in the batch change nothing.
+
+    With a `mesh` such as `"dp=128,tp=8"` it is the step of one of so many ranks, none
+    of which has to be there: `dp` of them divide parameters, gradients and Adam's
+    state, `tp` the layers. The batch is that of one rank. Costs are estimated.
     """
     _check_choice("how", how, "measure", "estimate")
     _check_callable(model, "profile")
+    name = name or type(model).__name__.lower()
+    if mesh is not None:
+        # Not before it is asked for: it needs torch.distributed.
+        from lowtide.engine.mesh import profile_on_mesh
+
+        given: Any = {"loss": loss or default_loss, "name": name, "device": device}
+        return profile_on_mesh(model, arguments_of(batch), mesh, **given)
     modules = modules_of(model)
     seen = look(
         restore_function(model),
         arguments_of(batch),
         modules=modules,
         loss=loss or default_loss,
-        name=name or type(model).__name__.lower(),
+        name=name,
     )
     visits = max(number for _, number in seen)
     if visits > 1:

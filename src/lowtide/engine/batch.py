@@ -195,7 +195,6 @@ class BatchRow:
 
     @property
     def predicted(self) -> tuple[Measured, Measured | None]:
-        """What is predicted without and with the plan."""
         plain = Measured(self.baseline_peak_bytes, self.baseline_seconds)
         if self.planned_peak_bytes is None or self.planned_seconds is None:
             return plain, None
@@ -213,7 +212,6 @@ class BatchRow:
         return found and self.batch / found.seconds
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
         return {
             **asdict(self),
             "baseline_samples_per_second": self.baseline_samples_per_second,

@@ -39,15 +39,17 @@ from lowtide.engine.capture.eager import (
     tracing_as_eager,
 )
 from lowtide.engine.capture.joint import read_joint
+from lowtide.engine.capture.numbers import take_numbers
 from lowtide.engine.capture.piece import Piece
 from lowtide.engine.capture.shapes import with_symbols
 from lowtide.engine.capture.uses import with_an_input_for_each_use
 from lowtide.engine.capture.zeros import guess_absent, without_tangents
+from lowtide.engine.handover import Handover, cap_of_exchange
 from lowtide.engine.notices import warn
 from lowtide.engine.orders import OrdersBySize
 from lowtide.engine.others import OtherBackwards, callable_of
 from lowtide.engine.rewrite import Orders
-from lowtide.engine.seam import check_torch
+from lowtide.engine.seam import check_torch, without_timing_guards
 from lowtide.engine.sums import SumWatch
 from lowtide.engine.watch import Watch, compiled_node
 from lowtide.errors import CaptureError, LowtideError, UnsupportedTorchError
@@ -106,7 +108,7 @@ def compiled(
     settings = _capture_settings(fullgraph)
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        with settings, going_on(not fullgraph):
+        with settings, going_on(not fullgraph), without_timing_guards():
             return planned(*args, **kwargs)
 
     return run
@@ -184,8 +186,9 @@ def compile_with(
     def backend(
         gm: fx.GraphModule, example_inputs: Sequence[Any], **_: Any
     ) -> Callable[..., Any]:
+        with_numbers = take_numbers(gm)
         if not lenient:
-            return compile_one(gm, example_inputs, decide, watch)
+            return with_numbers(compile_one(gm, example_inputs, decide, watch))
         gm, example_inputs, spread = with_an_input_for_each_use(gm, example_inputs)
         try:
             run = compile_one(gm, example_inputs, decide, watch)
@@ -198,7 +201,7 @@ def compile_with(
             watch.left.append(reason_of(error))
             log.info("a graph runs as it is: %s", watch.left[-1], exc_info=True)
             run = gm.forward
-        return lambda *args: run(*spread(args))
+        return with_numbers(lambda *args: run(*spread(args)))
 
     return backend
 
@@ -219,7 +222,7 @@ def _compile(
         if graph.piece is None:
             return run(*args)
         graph.sums.start(args)
-        outputs = run(*args)
+        outputs = run(*graph.handing_over(args))
         watch.hold(graph.piece, outputs)
         watch.note_returned(graph.piece, outputs)
         node = compiled_node(outputs)
@@ -249,6 +252,7 @@ class _Graph:
     orders: OrdersBySize
     others: OtherBackwards
     sums: SumWatch
+    handover: Handover | None = None
 
     def __init__(
         self,
@@ -328,7 +332,6 @@ class _Graph:
         )
 
     def compile_forward(self, module: fx.GraphModule, _: Any) -> Callable[..., Any]:
-        """The planned forward."""
         piece, orders = self.trained, self.orders
         orders.first.forward = callable_of(module)
 
@@ -356,11 +359,29 @@ class _Graph:
                 self.watch.seen_absent = absent
             if absent != piece.absent_tangents or arrival != AS_OUTPUTS:
                 run = self.others.find(way, absent, arrival)
+            if self.handover is not None:
+                run = self.handover.first_part(run)
             gradients = self.watch.run(piece, "backward", args, run)
             self.sums.note(gradients)
             return gradients
 
         return _boxed(backward)
+
+    def handing_over(self, args: Sequence[Any]) -> Sequence[Any]:
+        """The inputs of a forward whose backward hands over its gradients in parts.
+
+        That is so inside of DDP. How they are divided is not changed in a step.
+        """
+        cap_bytes = cap_of_exchange(args)
+        if cap_bytes is None:
+            self.handover = None
+            return args
+        ways = self.orders.ways
+        backward = (ways[-1].variant if ways else self.orders.first).halves.backward
+        known = self.handover
+        if known is None or (known.backward is not backward and not self.watch.held):
+            known = self.handover = Handover(self.trained, backward, cap_bytes)
+        return known.gated(args)
 
     def compile_inference(self, module: fx.GraphModule, _: Any) -> Callable[..., Any]:
         """A graph without a backward; there is nothing to plan in it."""

@@ -54,7 +54,6 @@ class Demo:
         return sum(self.weights.values())
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
         counts = {
             "num_steps": len(self.losses),
             "num_equal_losses": self.num_equal_losses,
@@ -78,7 +77,6 @@ class Demo:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing differs."""
         return all(self.weights.values()) and all(same for _, _, same in self.losses)
 
 

@@ -27,7 +27,6 @@ def can_draw_again(node: fx.Node) -> bool:
 
 
 def generator_state(device: str) -> torch.Tensor:
-    """A copy of the state of this device's generator."""
     return _default_generator(device).get_state()
 
 

@@ -33,8 +33,13 @@ class Learning:
 
     @property
     def is_on(self) -> bool:
-        """Whether there is something to learn; a plan that was given stays as it is."""
-        return self.planning.given is None and not self.is_paused
+        """Whether there is something to learn; a plan that was given stays as it is.
+
+        So does one that processes share which talk to each other in its graph: what one
+        of them learns alone would part them.
+        """
+        planning = self.planning
+        return planning.given is None and not (self.is_paused or planning.exchanges)
 
     def observe_outside(self) -> None:
         """Watch from the end of the first planned call to its backward."""
@@ -66,6 +71,9 @@ class Learning:
 
         With several graphs it is not known which one a surprise belongs to.
         """
+        watched = self.watch.observation
+        if self.is_on and self.watch.held and watched is not None and watched.is_whole:
+            return ""  # another forward of the same step
         seen = self.end()
         if not self.is_on or self.watch.held:
             return ""
@@ -132,6 +140,7 @@ class Learning:
         if most <= self.planning.in_flight:
             return ""
         self.planning.in_flight = most
+        self.is_compared = False  # what was compared was the plan for one alone
         return f"{most} forwards wait for their backwards together"
 
     def note_outside(self, seen: Observation | None) -> str:

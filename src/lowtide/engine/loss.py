@@ -10,11 +10,11 @@ such tensor alive instead of two.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, cast
 
 import torch
 from torch import fx
+from torch._subclasses import FakeTensor
 
 from lowtide.engine.capture.piece import Piece, PieceOp
 
@@ -43,7 +43,10 @@ def gradient_over(
     autograd: Any = torch._C._autograd  # pyright: ignore[reportAttributeAccessIssue]
     if autograd._get_current_graph_task_keep_graph():
         log_softmax = log_softmax.clone()
-    rows = rows_at_once(log_softmax)
+    if isinstance(log_softmax, FakeTensor):
+        return log_softmax  # a dry run; there may be many rows
+    count, width = log_softmax.shape
+    rows = rows_at_once(count, width, log_softmax.element_size())
     for start in range(0, len(log_softmax), rows):
         some = slice(start, start + rows)
         part = log_softmax[some]
@@ -55,10 +58,9 @@ def gradient_over(
     return log_softmax
 
 
-def rows_at_once(log_softmax: torch.Tensor) -> int:
-    """How many rows are made at once."""
-    count, width = log_softmax.shape
-    row_bytes = max(1, width * log_softmax.element_size())
+def rows_at_once(count: int, width: int, element_bytes: int) -> int:
+    """How many of these rows are made at once."""
+    row_bytes = max(1, width * element_bytes)
     return max(1, min(_BLOCK_BYTES // row_bytes, count // _LEAST_BLOCKS))
 
 
@@ -66,27 +68,14 @@ def scratch_bytes(op: PieceOp) -> int:
     """What the rows that are made at once need beside the log-softmax."""
     value = cast(fx.Node, op.node.args[1]).meta["val"]
     most = value.numel() * value.element_size()
-    row_bytes = value.shape[1] * value.element_size()
-    return int(min(most, rows_at_once(value) * row_bytes))
+    count, width = value.shape
+    row_bytes = width * value.element_size()
+    rows = rows_at_once(count, width, value.element_size())
+    return int(min(most, rows * row_bytes))
 
 
-def find_overwritten(piece: Piece, kept: frozenset[int]) -> None:
-    """Mark the ops of a piece that can write their result over a log-softmax.
-
-    Args:
-        piece: Its ops are changed.
-        kept: Storages that somebody outside reads; they are never overwritten.
-    """
-    for place, op in enumerate(piece.ops):
-        over = _overwritten(piece, op)
-        if over >= 0 and over not in kept and _dies_at(piece, op, over):
-            piece.ops[place] = replace(op, over=over)
-
-
-def _overwritten(piece: Piece, op: PieceOp) -> int:
+def overwritten(piece: Piece, op: PieceOp) -> int:
     """The log-softmax from which an op makes the gradient of the logits, or -1."""
-    if op.node.target is not aten.nll_loss_backward.default or not op.then:
-        return -1
     node: Any = op.node.args[1]
     follower: Any = op.then[0].node
     value = node.meta["val"]
@@ -105,27 +94,7 @@ def _overwritten(piece: Piece, op: PieceOp) -> int:
     return storage if fits and piece.storages[storage].nbytes == size else -1
 
 
-def _dies_at(piece: Piece, last: PieceOp, storage: int) -> bool:
-    """Whether nothing that runs after an op, even again, can want a storage.
-
-    Other readers may only make what this op reads, or what the backward never does.
-    """
-    wanted = [storage]
-    seen = {storage}
-    while wanted:
-        s = wanted.pop()
-        for op in piece.ops:
-            if op is last or s not in op.reads:
-                continue
-            if not op.is_forward:
-                return False
-            fresh = [made for made in op.writes if made not in seen]
-            seen.update(fresh)
-            wanted += fresh
-    return True
-
-
-def emit_over(graph: fx.Graph, op: PieceOp, map_arguments: Any) -> fx.Node:
+def emit_gradient_over(graph: fx.Graph, op: PieceOp, map_arguments: Any) -> fx.Node:
     """The call that writes over the log-softmax, in a graph."""
     gradient, log_softmax, *others = map_arguments(op.node.args)
     made = graph.call_function(gradient_over, (log_softmax, gradient, *others))

@@ -20,7 +20,16 @@ from torch.utils._python_dispatch import _disable_current_modes
 from lowtide.engine.capture.piece import Piece
 from lowtide.engine.capture.shapes import ResizedError, Shapes, value_as_traced
 from lowtide.engine.others import Run, callable_of
-from lowtide.engine.rewrite import Halves, Orders, is_number, saved_name, split
+from lowtide.engine.rewrite import (
+    Halves,
+    Orders,
+    is_number,
+    is_object,
+    saved_name,
+    split,
+)
+
+aten = torch.ops.aten
 
 # Into how many parts the range of a size is divided.
 _PARTS = 32
@@ -81,6 +90,7 @@ class OrdersBySize:
         self.most = self.shapes.hints
         self.piece = self.read_at(self.most)
         self.numbers = [n for n in self.piece.primals if is_number(n)]
+        self.objects = [n for n in self.piece.primals if is_object(n)]
         self.used = self.shapes.used_in(self.piece.formulas.values())
         self.ways: list[Way] = []
         self.variants: dict[Any, Variant] = {}
@@ -117,14 +127,33 @@ class OrdersBySize:
     def marked(self, way: Way, outputs: Sequence[Any]) -> tuple[Any, ...]:
         """What a forward returns, with the mark among what it saves.
 
-        Numbers go last.
+        Numbers go last, and objects before them.
         """
-        place = len(outputs) - len(self.numbers)
+        outputs = self.as_made(outputs)
+        place = len(outputs) - len(self.numbers) - len(self.objects)
         return (*outputs[:place], way.mark, *outputs[place:])
+
+    def as_made(self, outputs: Sequence[Any]) -> Sequence[Any]:
+        """The outputs, without a trace of the results that they were written over.
+
+        An op that is folded into another may write through a view. To autograd that is
+        a view made in a captured graph, which nobody may change in place.
+        """
+        nodes = self.piece.forward_outputs
+        own = [
+            aten._unsafe_view(value, value.shape)
+            if isinstance(value, torch.Tensor)
+            and value._is_view()
+            and node not in self.piece.views
+            else value
+            for node, value in zip(nodes, outputs, strict=False)
+        ]
+        return (*own, *outputs[len(own) :])
 
     def for_backward(self, args: list[Any]) -> Way:
         """How the forward ran; its mark is taken out of the arguments."""
-        mark = args.pop(len(args) - len(self.piece.tangents) - 1)
+        behind = len(self.objects) + len(self.piece.tangents)
+        mark = args.pop(len(args) - behind - 1)
         return self.ways[mark.shape[1]]
 
     # What is decided.
@@ -180,7 +209,6 @@ class OrdersBySize:
             return self.piece, self.decide(self.piece)
 
     def variant(self, orders: Orders) -> Variant:
-        """The graphs in this order."""
         piece = self.piece
         key = id(piece), tuple(orders.forward), tuple(orders.backward)
         if key in self.variants:
@@ -191,8 +219,9 @@ class OrdersBySize:
             for place, node in enumerate(piece.primals)
             if piece.absent_tangents and place not in piece.mutated_inputs
         ]
-        numbers = [n.name for n in self.numbers if n.name not in inputs]
-        halves = split(piece, orders, also_save=[*inputs, *numbers])
+        always = (*self.numbers, *self.objects)
+        others = [n.name for n in always if n.name not in inputs]
+        halves = split(piece, orders, also_save=[*inputs, *others])
         saved = set(halves.saved)
         self.variants[key] = Variant(
             piece,

@@ -25,7 +25,7 @@ from lowtide.engine.capture.tensors import tensors_in
 from lowtide.engine.draws import draw, draw_again, generator_state
 from lowtide.engine.meter import preserved
 from lowtide.engine.others import surroundings_of
-from lowtide.engine.rewrite import write_over
+from lowtide.engine.overwrite import write_over
 from lowtide.engine.watch import Watch
 from lowtide.step.graph import Phase
 

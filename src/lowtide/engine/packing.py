@@ -89,7 +89,6 @@ def pack_bits(mask: torch.Tensor) -> torch.Tensor:
 def unpack_bits(
     packed: torch.Tensor, shape: tuple[int, ...], stride: tuple[int, ...]
 ) -> torch.Tensor:
-    """The bools that were packed."""
     mask = torch.empty_strided(shape, stride, dtype=torch.bool, device=packed.device)
     flat = mask.as_strided((mask.numel(),), (1,)).view(torch.uint8)
     for start in range(0, len(packed), _BLOCK):
@@ -151,7 +150,6 @@ def pack_offsets(indices: torch.Tensor, *window: Any) -> torch.Tensor:
 def unpack_offsets(
     packed: torch.Tensor, shape: tuple[int, ...], stride: tuple[int, ...], *window: Any
 ) -> torch.Tensor:
-    """The indices that were packed."""
     device = packed.device
     indices = torch.empty_strided(shape, stride, dtype=torch.int64, device=device)
     corners = _corners(indices, *window)
@@ -260,5 +258,4 @@ def unpack_integers(
     stride: tuple[int, ...],
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """The whole numbers that were packed."""
     return packed.view(dtype).to(torch.int64).as_strided(shape, stride)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from lowtide import planners
-from lowtide.engine.capture.piece import Piece
+from lowtide.engine.capture.piece import COLLECTIVE, Piece
 from lowtide.engine.capture.shapes import ResizedError
 from lowtide.engine.capture.step import step_of
 from lowtide.engine.costs.optimizer import optimizer_of
@@ -29,6 +29,7 @@ from lowtide.engine.prepare import (
     with_outside,
     with_room_at_turn,
 )
+from lowtide.engine.ranks import Agreement
 from lowtide.engine.rewrite import Orders, orders_of
 from lowtide.engine.shares import plans_by_share, with_updates
 from lowtide.engine.trace import look
@@ -92,7 +93,8 @@ class Planning:
     `beside_bytes` (what a step took beyond its plan), `in_flight` (how many forwards
     wait for their backwards together) and `foreseen` (the graphs of a step that could
     not be seen before it ran, and how often each). `bare` is the step without what is
-    outside. The plans promise a peak of `promised_bytes` and may take `allowed_bytes`.
+    outside. Where its graphs talk to other processes, it `exchanges`. The plans promise
+    a peak of `promised_bytes` and may take `allowed_bytes`.
     """
 
     def __init__(
@@ -110,6 +112,8 @@ class Planning:
         self.beside_bytes = 0
         self.in_flight = 1
         self.foreseen: list[tuple[Unpriced, int]] = []
+        self.agreement = Agreement()
+        self.exchanges = False
         self.counts_found_optimizer = True
         self.least_bytes = 0
         self.began = time.perf_counter()
@@ -143,7 +147,10 @@ class Planning:
         known = self.from_family(piece)
         if known is not None:
             return orders_of(known, piece)
-        plan = self.within_budget(lambda: self.plan_alone(piece))
+        self.exchanges |= any(op.once == COLLECTIVE for op in step_of(piece).ops)
+        is_first = not self.watch.forwards and not self.plans
+        with self.agreement.deciding(step_of(piece), self.modules, is_first=is_first):
+            plan = self.within_budget(lambda: self.plan_alone(piece))
         self.family.add(step_of(piece), self.steps[-1], plan)
         return orders_of(plan, piece)
 
@@ -189,11 +196,13 @@ class Planning:
             return self.plan(guessed)
         except BudgetTooSmallError as error:
             limit = self.limit_of(guessed)
-            lowest = self.search(guessed, error.floor_bytes)
-            lowest = make_plan(step, lowest.schedule, planner=lowest.planner)
-            if lowest.peak_bytes > limit:
-                return self.plan(step, limit_bytes=limit)
-            return self.remember(step, lowest)
+            found = self.search(guessed, error.floor_bytes)
+            lowest = make_plan(step, found.schedule, planner=found.planner)
+            if lowest.peak_bytes <= limit:
+                return self.remember(step, lowest)
+            if lowest.peak_bytes == found.peak_bytes:
+                raise  # the guess has no part in it
+            return self.plan(step, limit_bytes=limit)
 
     def within_budget(self, plan: Callable[[], T]) -> T:
         """What `plan` returns, if need be without what was only found along the way."""
@@ -277,7 +286,6 @@ class Planning:
         return self.decide_by(*self.within_budget(lambda: self.plan_seen(seen)))
 
     def plan_seen(self, seen: Sequence[tuple[Unpriced, int]]) -> list[Plan]:
-        """Plans for what a dry run saw."""
         if len(seen) == 1 and seen[0][1] == 1:
             return [self.plan(self.prepared(seen[0][0]))]
         return self.plan_shares(seen)
@@ -299,7 +307,9 @@ class Planning:
             steps,
             [visits for _, visits in graphs],
             self.settings.budget if budget is None else budget,
-            lambda step, limit: self.search(step, limit, 1 / 8 / len(steps)),
+            lambda step, limit: self.search(
+                step, limit, (1 if limit is None else 1 / 8) / len(steps)
+            ),
         )
         plans = [self.remember(*each) for each in zip(steps, plans, strict=True)]
         self.promised_bytes, self.allowed_bytes = peak_bytes, budget_bytes
@@ -397,20 +407,34 @@ class Planning:
         self.allowed_bytes = max(self.allowed_bytes, plan.budget_bytes or 0)
         return plan
 
-    def search(self, step: StepGraph, limit_bytes: int, share: float = 1.0) -> Plan:
-        """Ask the planner, for this share of the time it may take."""
-        find = planners.load(self.settings.planner).plan
+    def search(
+        self, step: StepGraph, limit_bytes: int | None, share: float = 1.0
+    ) -> Plan:
+        """Ask the planner, for this share of the time it may take.
+
+        Without a limit a low peak is looked for.
+        """
+        planner = planners.load(self.settings.planner)
         seconds = share * self.settings.time_limit
 
-        def search() -> Plan:
-            return with_updates(
-                step, limit_bytes, lambda *asked: find(*asked, time_limit=seconds)
-            )
+        def find(step: StepGraph, limit_bytes: int | None) -> Plan:
+            if limit_bytes is None and planner.name == "auto":
+                # Planners are imported when they are asked.
+                from lowtide.planners.auto import low
 
-        if not self.settings.cache:
-            return search()
-        asked = (self.settings.planner, seconds)
-        return kept_on_disk(step, limit_bytes, asked, search)
+                return low(step, time_limit=seconds)
+            return planner.plan(step, limit_bytes, time_limit=seconds)
+
+        def search() -> Plan:
+            return with_updates(step, limit_bytes, find)
+
+        def known_or_found() -> Plan:
+            if not self.settings.cache:
+                return search()
+            asked = (self.settings.planner, seconds)
+            return kept_on_disk(step, limit_bytes, asked, search)
+
+        return self.agreement.search(step, limit_bytes, known_or_found)
 
 
 def _guessed_room(step: StepGraph, piece: Piece) -> int:

@@ -32,17 +32,13 @@ _MOST_FILES = 256
 
 def kept_on_disk(
     step: StepGraph,
-    limit_bytes: int,
+    limit_bytes: int | None,
     asked: tuple[object, ...],
     search: Callable[[], Plan],
 ) -> Plan:
     """The plan that an earlier process found, or else the one that the search finds.
 
-    Args:
-        step: What is planned.
-        limit_bytes: The most that it may take.
-        asked: What else the search depends on.
-        search: Finds a plan.
+    Without a limit it is the lowest. `asked` is what else the search depends on.
     """
     directory = cache_directory()
     if directory is None:
@@ -56,11 +52,12 @@ def kept_on_disk(
     return plan
 
 
-def _key(step: StepGraph, limit_bytes: int, asked: tuple[object, ...]) -> str:
+def _key(step: StepGraph, limit_bytes: int | None, asked: tuple[object, ...]) -> str:
     # A search depends on the times too, but two measurements of them never agree, and
     # a schedule that was good for one is good for the other.
     versions = (torch.__version__, __version__, _planners_as_they_are())
-    parts = (step.fingerprint, limit_bytes, *versions, *asked)
+    scratch = tuple(op.scratch_bytes for op in step.ops)
+    parts = (step.fingerprint, scratch, limit_bytes, *versions, *asked)
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
 
@@ -74,7 +71,7 @@ def _planners_as_they_are() -> str:
     return repr(sorted(files))
 
 
-def _load(path: Path, step: StepGraph, limit_bytes: int) -> Plan | None:
+def _load(path: Path, step: StepGraph, limit_bytes: int | None) -> Plan | None:
     """The plan in this file, if it is one for this step that keeps the limit."""
     if not path.is_file():
         return None
@@ -90,7 +87,7 @@ def _load(path: Path, step: StepGraph, limit_bytes: int) -> Plan | None:
     except LowtideError as error:
         log.info("a plan on disk is not used: %s: %s", path, error)
         return None
-    if plan.peak_bytes > limit_bytes:
+    if limit_bytes is not None and plan.peak_bytes > limit_bytes:
         return None
     log.info("the plan is one from disk: %s", path)
     return plan

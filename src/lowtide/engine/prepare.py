@@ -9,7 +9,7 @@ by another process.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Unpack
 
 from torch import nn
@@ -20,20 +20,26 @@ from lowtide.engine.capture.piece import Piece
 from lowtide.engine.capture.record import Recording, compose
 from lowtide.engine.capture.step import own_number, piece_op, step_of
 from lowtide.engine.capture.tensors import bytes_in
-from lowtide.engine.costs.cost import total_cost
+from lowtide.engine.costs.cost import Cost, total_cost
 from lowtide.engine.costs.devices import find_device
 from lowtide.engine.costs.optimizer import UpdateBytes, update_bytes
 from lowtide.engine.costs.prices import Pricing, costs
+from lowtide.engine.head import Head, default_parts, exact_parts
 from lowtide.engine.outside import Outside
+from lowtide.engine.ranks import bucket_bytes
 from lowtide.step.graph import Kind, Op, Region, StepGraph, Storage
 
 
 @dataclass(frozen=True)
 class Unpriced:
-    """A step without costs, and for each op of its graphs the calls it makes."""
+    """A step without costs, and for each op of its graphs the calls it makes.
+
+    `heads` are those of the ops that run in parts, if these give the same bits.
+    """
 
     step: StepGraph
     calls: dict[int, list[Call]]
+    heads: dict[int, Head] = field(default_factory=dict[int, Head])
 
 
 def prepare(
@@ -59,6 +65,8 @@ def prepare(
     ops = list(step.ops)
     for place, own in bare.calls.items():
         cost = total_cost([next(prices) for _ in own])
+        if place in bare.heads and how == "measure":
+            ops[place], cost = _tried(ops[place], cost, bare.heads[place])
         ops[place] = replace(
             ops[place],
             seconds=cost.seconds,
@@ -68,6 +76,20 @@ def prepare(
     facts = {**step.facts, "how": how, "costs_of": device}
     priced = replace(step, ops=tuple(ops), facts=facts)
     return _on_device(priced, device) if how == "estimate" and device else priced
+
+
+def _tried(op: Op, cost: Cost, head: Head) -> tuple[Op, Cost]:
+    """An op that runs in parts as it does here; one that makes nothing if it cannot."""
+    parts, foreseen = exact_parts(head), default_parts(head)
+    if parts is None or foreseen is None:
+        return replace(op, reads=(), writes=()), cost
+    needs = head.gradient_scratch_bytes
+    if op.target == "lowtide::head_loss":
+        needs = head.loss_scratch_bytes
+    scratch = op.scratch_bytes - needs(foreseen) + needs(parts)
+    # The cost is that of the whole.
+    own = replace(cost, scratch_bytes=int(cost.scratch_bytes * head.share(parts)))
+    return replace(op, scratch_bytes=scratch), own
 
 
 def _on_device(step: StepGraph, device: str) -> StepGraph:
@@ -96,13 +118,17 @@ def unpriced(source: Piece | Recording, *, name: str = "step") -> Unpriced:
     else:
         pieces, step = source.pieces, compose(source, name=name)
     calls: dict[int, list[Call]] = {}
+    heads: dict[int, Head] = {}
     rows = step.pieces
     for op in step.ops:
         if op.piece >= 0 and op.opens < 0 and not op.spends:
             number = own_number(rows[op.piece], op.id)
             assert number is not None, f"op {op.id} belongs to another piece"
-            calls[op.id] = calls_of(piece_op(pieces[op.piece], number))
-    return Unpriced(step, calls)
+            own = piece_op(pieces[op.piece], number)
+            calls[op.id] = calls_of(own)
+            if own.form is not None:
+                heads[op.id] = own.form.head
+    return Unpriced(step, calls, heads)
 
 
 def with_room_at_turn(step: StepGraph, nbytes: int) -> StepGraph:
@@ -161,6 +187,8 @@ def _surrounded(
     step = _with_resident(step, name, "parameter", elsewhere)
     step = _with_resident(step, "optimizer state", "optimizer_state", update.state)
     step = _with_resident(step, "gradients from before", "gradient", before)
+    buckets = bucket_bytes(modules)
+    step = _with_resident(step, "buckets of gradients", "gradient", buckets)
     step = _with_outside_loss(step)
     if not update.temporaries or any(op.spends for op in step.ops):
         return step

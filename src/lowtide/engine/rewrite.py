@@ -20,7 +20,15 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import fx
 
-from lowtide.engine.capture.piece import NUMBERS, Follower, Piece, PieceOp, tensors_of
+from lowtide.engine.capture.piece import (
+    NUMBERS,
+    OBJECTS,
+    Follower,
+    Form,
+    Piece,
+    PieceOp,
+    tensors_of,
+)
 from lowtide.engine.capture.step import own_number, piece_op, step_of
 from lowtide.engine.draws import (
     draw,
@@ -29,7 +37,8 @@ from lowtide.engine.draws import (
     generator_state,
     masking_scale,
 )
-from lowtide.engine.loss import emit_over
+from lowtide.engine.head import exact_parts
+from lowtide.engine.overwrite import emit_over, is_last_use, write_over
 from lowtide.errors import CaptureError, PlanMismatchError
 from lowtide.step.plan import Plan
 from lowtide.step.schedule import with_frees
@@ -106,8 +115,9 @@ def split(piece: Piece, orders: Orders, also_save: Sequence[str] = ()) -> Halves
     first = _Emitter(piece, wanted)
     outputs = first.forward(forward_ops)
     saved = [first.value_to_save(what) for what in second.saved]
-    # Numbers go last, and arrive first: so AOTAutograd has it.
-    saved.sort(key=is_number)
+    # Numbers go last, and arrive first; objects stand behind tensors on either side: so
+    # AOTAutograd has it.
+    saved.sort(key=lambda node: 2 * is_number(node) + is_object(node))
     first.graph.output((*outputs, *saved))
     second.graph.output(tuple(gradients))
     names = tuple(saved_name(piece, what) for what in second.saved)
@@ -158,7 +168,6 @@ class GraphWriter:
         self.first_tangent: fx.Node | None = None
 
     def placeholder(self, node: fx.Node) -> fx.Node:
-        """A placeholder like this node."""
         copy = self.graph.placeholder(node.name)
         copy.meta = dict(node.meta)
         return copy
@@ -244,6 +253,9 @@ class _Emitter(GraphWriter):
         before = self.first_tangent
         if base is not None and is_number(base):
             before = next(n for n in self.graph.nodes if not is_number(n))
+        elif base is None or not is_object(base):
+            objects = (n for n in self.graph.nodes if is_object(n))
+            before = next(objects, before)
         with self.graph.inserting_before(before):
             # A parameter's name is fixed even where fx renames its node, so it must
             # not be the name of any node emitted so far.
@@ -274,7 +286,7 @@ class _Emitter(GraphWriter):
 
     def run_all(self, ops: Sequence[PieceOp]) -> None:
         for place, op in enumerate(ops):
-            if op.over >= 0 and _is_last_use(op.over, ops[place + 1 :]):
+            if op.over >= 0 and is_last_use(op.over, ops[place + 1 :]):
                 self.write_over(op)
             else:
                 self.run(op)
@@ -283,7 +295,8 @@ class _Emitter(GraphWriter):
         """Run the op and the first that follows it in one, over an argument."""
         first, *others = op.then
         made = emit_over(self.graph, op, self.map)
-        for node in self.piece.nodes_of[op.over]:
+        # The argument is gone, and so are views of what an earlier run has made.
+        for node in (n for s in (op.over, *op.writes) for n in self.piece.nodes_of[s]):
             self.values.pop(node, None)
         self.values[first.node] = made
         for follower in others:
@@ -292,6 +305,9 @@ class _Emitter(GraphWriter):
     def run(self, op: PieceOp) -> None:
         if op.variant == "unpack":
             self.unpack(op)
+            return
+        if op.form is not None:
+            self.run_form(op, op.form)
             return
         if op.variant == "plain":
             if op.state in self.wanted:
@@ -334,6 +350,26 @@ class _Emitter(GraphWriter):
         given = (self.state(p.packed), *p.how.layout)
         made = self.values[p.node] = self.graph.call_function(p.how.unpack, given)
         made.meta = dict(p.node.meta)
+
+    def run_form(self, op: PieceOp, form: Form) -> None:
+        """Run other ops in their other form; all of its results are in one tuple."""
+        parts = exact_parts(form.head)
+        if parts is None:
+            raise CaptureError(
+                f"{form.name} gives other bits on this device than the ops it is for",
+                fix="Plan the step on this device",
+            )
+        made = self.graph.call_function(form.call, (*self.map(form.given), parts))
+        made.meta["val"] = tuple(node.meta["val"] for node in form.results)
+        for s in (*op.writes, *(f.over for f in op.then)):
+            for node in self.piece.nodes_of.get(s, ()):
+                self.values.pop(node, None)
+        for place, node in enumerate(form.results):
+            item = self.graph.call_function(operator.getitem, (made, place))
+            item.meta = dict(node.meta)
+            self.values[node] = item
+        for follower in op.then:
+            self.follow(follower)
 
     def follow(self, follower: Follower) -> None:
         """Overwrite the result of the op before; what was there is then gone."""
@@ -398,31 +434,11 @@ def _item(node: fx.Node, place: int) -> fx.Node:
     return next(user for user in node.users if user.args[1] == place)
 
 
-def _is_last_use(storage: int, later: Sequence[PieceOp]) -> bool:
-    """Whether a storage is not read again before it is made again."""
-    for op in later:
-        if storage in op.reads:
-            return False
-        if storage in op.writes:
-            return True
-    return True
-
-
 def is_number(node: fx.Node) -> bool:
     """Whether its value is a number that may change, and no tensor."""
     return isinstance(node.meta.get("val"), NUMBERS)
 
 
-def write_over(
-    in_place: Any, out: str, over: torch.Tensor, plain: Any, /, *args: Any, **given: Any
-) -> torch.Tensor:
-    """Compute over an argument, if the result would have its layout anyway.
-
-    A result takes its layout from the arguments. Capture foresees theirs, but where it
-    errs (some backward formulas on channels-last images) the arguments differ, and then
-    only the plain op gives the layout that the ops behind it are to see.
-    """
-    alike = (a for a in args if isinstance(a, torch.Tensor) and a.shape == over.shape)
-    if all(a.stride() == over.stride() for a in alike):
-        return in_place(*args, **given, **{out: over})
-    return plain(*args, **given)
+def is_object(node: fx.Node) -> bool:
+    """Whether its value is neither a tensor nor a number."""
+    return isinstance(node.meta.get("val"), OBJECTS)

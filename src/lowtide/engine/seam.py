@@ -8,13 +8,15 @@ and the first step of every model is compared with the same step without lowtide
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from importlib import import_module
 from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch._dynamo import guards
 from torch._functorch._aot_autograd import graph_compile
 
 from lowtide.engine.notices import warn
@@ -44,6 +46,10 @@ _NEEDED = {
 }
 
 
+# NOTE(torch>=2.13): tried with 2.13. A torch without it has nothing to leave out.
+_GUARDS: Any = guards
+_TIME_GUARDS = getattr(guards, "profile_guard_manager", None)
+
 _NOTES_WHAT_IS_SAVED = "_categorize_saved_tensors_for_backward"
 
 
@@ -70,6 +76,20 @@ def saving_as_it_comes() -> AbstractContextManager[Any]:
         return found
 
     return patch.object(graph_compile, _NOTES_WHAT_IS_SAVED, noted)
+
+
+@contextmanager
+def without_timing_guards() -> Iterator[None]:
+    """Let dynamo check its guards without timing them for a log line.
+
+    The timing writes through 32 MiB of memory for each graph, which takes longer than
+    many a graph does, and counts as memory of the process.
+    """
+    _GUARDS.profile_guard_manager = lambda *_: 0.0
+    try:
+        yield
+    finally:
+        _GUARDS.profile_guard_manager = _TIME_GUARDS
 
 
 def is_tested(version: str) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 from lowtide.engine.prepare import with_room_at_turn
 from lowtide.errors import BudgetTooSmallError
 from lowtide.step.graph import StepGraph
-from lowtide.step.plan import Plan
+from lowtide.step.plan import Plan, Run
 from lowtide.step.schedule import (
     blame,
     crossing,
@@ -20,18 +20,19 @@ from lowtide.step.schedule import (
 from lowtide.step.simulate import simulate
 from lowtide.step.units import to_bytes
 
+# Asks a planner for a plan within a limit, or else for the lowest.
+Find = Callable[[StepGraph, int | None], Plan]
+
 # How often to halve the range in which the common share of several graphs lies.
 _HALVINGS = 6
 
 
-def with_updates(
-    step: StepGraph, limit_bytes: int, find: Callable[[StepGraph, int], Plan]
-) -> Plan:
+def with_updates(step: StepGraph, limit_bytes: int | None, find: Find) -> Plan:
     """A plan whose updates, if any, stand behind all that reads what they change.
 
     Planners place them where the baseline has them. A recomputation may need a
     parameter later than that; then its gradient waits, and the plan is made for as much
-    less as that takes.
+    less as that takes. Without a limit the lowest is looked for.
     """
     if not any(op.spends for op in step.ops):
         return find(step, limit_bytes)
@@ -42,9 +43,10 @@ def with_updates(
         plan = make_plan(
             step, schedule, planner=found.planner, budget_bytes=limit_bytes
         )
-        if plan.peak_bytes <= limit_bytes:
+        if limit is None or limit_bytes is None or plan.peak_bytes <= limit_bytes:
             return plan
         limit -= plan.peak_bytes - limit_bytes
+    assert limit_bytes is not None
     raise BudgetTooSmallError(limit_bytes, plan.peak_bytes, blame(step, schedule))
 
 
@@ -52,34 +54,52 @@ def plans_by_share(
     steps: Sequence[StepGraph],
     visits: Sequence[int],
     budget: Any,
-    find: Callable[[StepGraph, int], Plan],
+    find: Find,
 ) -> tuple[list[Plan], int, int]:
     """A plan for each graph, which all runs of it share; their peak, and the budget.
 
-    Every graph gets the same part of the range between its floor and its baseline, the
-    largest at which all runs of all graphs together stay within the budget. What a
-    graph keeps at its turn stays while the others run, so it is planned as if its turn
-    needed much: then a lower limit means that less is kept there.
+    Every graph gets the same part of the range between the lowest peak that is found
+    and its baseline, the largest at which all runs of all graphs together stay within
+    the budget. What a graph keeps at its turn stays while the others run, so it is
+    planned as if its turn needed much: then a lower limit means that less is kept
+    there. If that is not enough, it is planned as if its turn needed as much as its
+    own peak does, and a lower limit lowers both.
     """
     baseline = _together(steps, [step.baseline for step in steps], visits)
     budget_bytes = to_bytes(budget, baseline_bytes=baseline)
-    narrow = [with_room_at_turn(step, step.baseline_peak_bytes) for step in steps]
+    much = [with_room_at_turn(step, step.baseline_peak_bytes) for step in steps]
+    even = [with_room_at_turn(step, _beyond_turn(step)) for step in steps]
+    narrow = much
 
-    def plans_at(part: float) -> tuple[list[Plan], int]:
-        plans: list[Plan] = []
-        for step, tight in zip(steps, narrow, strict=True):
-            spare = tight.baseline_peak_bytes - tight.floor_bytes
-            plan = find(tight, int(tight.floor_bytes + part * spare))
-            plans.append(make_plan(step, plan.schedule, planner=plan.planner))
+    def together(found: Sequence[Plan]) -> tuple[list[Plan], int]:
+        plans = [
+            make_plan(step, plan.schedule, planner=plan.planner)
+            for step, plan in zip(steps, found, strict=True)
+        ]
         return plans, _together(steps, [plan.ops for plan in plans], visits)
 
-    best, best_bytes = plans_at(1.0)
+    def plans_at(part: float) -> tuple[list[Plan], int]:
+        return together(
+            [
+                find(tight, int(low + part * (tight.baseline_peak_bytes - low)))
+                for tight, low in zip(narrow, lows, strict=True)
+            ]
+        )
+
+    best, best_bytes = together([find(t, t.baseline_peak_bytes) for t in narrow])
     if best_bytes <= budget_bytes:
         return best, best_bytes, budget_bytes
-    best, best_bytes = plans_at(0.0)
-    if best_bytes > budget_bytes:
+    least = best_bytes
+    for narrow in (much, even):
+        lowest = [find(tight, None) for tight in narrow]
+        lows = [plan.peak_bytes for plan in lowest]
+        best, best_bytes = together(lowest)
+        least = min(least, best_bytes)
+        if best_bytes <= budget_bytes:
+            break
+    else:
         held = f"graphs that run {sum(visits)} times in a step"
-        raise BudgetTooSmallError(budget_bytes, best_bytes, held)
+        raise BudgetTooSmallError(budget_bytes, least, held)
     low, high = 0.0, 1.0
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
@@ -91,6 +111,13 @@ def plans_by_share(
     return best, best_bytes, budget_bytes
 
 
+def _beyond_turn(step: StepGraph) -> int:
+    """By how much the peak of the baseline is above what is alive at its turn."""
+    schedule = with_frees(step, step.baseline)
+    timeline = simulate(step, schedule)
+    return timeline.peak_bytes - timeline.live_bytes[schedule.index(Run(step.turn))]
+
+
 def _together(
     steps: Sequence[StepGraph],
     sequences: Sequence[Sequence[int]],
@@ -99,18 +126,38 @@ def _together(
     """Most bytes of a step in which each graph runs this many times.
 
     Each run holds from its forward to its backward what is alive at its turn: what it
-    keeps for itself, and its outputs, which the next run starts from. Beside all that
-    is held, one run at a time needs its own peak.
+    keeps for itself, and its outputs, which the next run starts from. Then there are
+    the gradients of its parameters. Beside all that, one run at a time needs its own
+    peak. The update comes when nothing but gradients is left.
     """
     resident = max(step.resident_bytes for step in steps)
-    held = beside = 0
+    held = beside = gradients = update = 0
     for step, sequence, number in zip(steps, sequences, visits, strict=True):
         schedule = with_frees(step, sequence)
-        peak = simulate(step, schedule).peak_bytes - step.resident_bytes
+        peak = 0
+        for item, live in zip(
+            schedule, simulate(step, schedule).live_bytes, strict=True
+        ):
+            if isinstance(item, Run) and step.ops[item.op].phase == "optimizer":
+                update = max(update, step.ops[item.op].scratch_bytes)
+            else:
+                peak = max(peak, live - step.resident_bytes)
         early = sequence[: sequence.index(step.turn)]
         returned = {s for i in early for s in step.ops[i].writes} & {*step.outputs}
         kept = returned.union(crossing(step, sequence))
-        at_turn = sum(step.sizes[s] for s in kept)
-        held += number * at_turn
-        beside = max(beside, peak - at_turn)
-    return resident + held + beside
+        behind = _parameter_gradient_bytes(step)
+        meanwhile = max(behind, sum(step.sizes[s] for s in kept))
+        held += number * meanwhile
+        beside = max(beside, peak - meanwhile)
+        gradients += number * behind
+    return resident + max(held + beside, gradients + update)
+
+
+def _parameter_gradient_bytes(step: StepGraph) -> int:
+    """Bytes that a graph leaves to the optimizer; what it hands to others is not it."""
+    parameters = {s.name for s in step.storages if s.kind == "parameter"}
+    return sum(
+        step.sizes[s]
+        for s in step.outputs
+        if step.storages[s].name.removeprefix("grad of ") in parameters
+    )

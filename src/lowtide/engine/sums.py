@@ -51,7 +51,8 @@ class SumWatch:
         """After the first backward: remember what the graph made."""
         if self.hooks:
             for number, place in self.places.items():
-                self.sums[place] = checksum(gradients[number])
+                if gradients[number] is not None:
+                    self.sums[place] = checksum(gradients[number])
 
     def listen(self, place: int, gradient: torch.Tensor) -> None:
         """At a parameter: compare what arrives, once."""

@@ -7,7 +7,6 @@ The user's code runs once more than in training, so it runs in a copy of the pro
 from __future__ import annotations
 
 import re
-import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ from lowtide.engine.aside import run_aside
 from lowtide.engine.capture.record import Recorder, Recording
 from lowtide.engine.compile import compiled
 from lowtide.engine.prepare import Unpriced, unpriced
+from lowtide.engine.ranks import is_sharded
 from lowtide.engine.rewrite import keep_everything
 from lowtide.engine.training import Inputs, Loss
 from lowtide.engine.watch import Watch
@@ -74,15 +74,6 @@ def look(
         return [(unpriced(p), recording.visits[id(p)]) for p in recording.pieces]
 
     return run_aside(work)
-
-
-def is_sharded(modules: Sequence[nn.Module]) -> bool:
-    """Whether parameters are parts of larger ones that other processes hold."""
-    if "torch.distributed.tensor" not in sys.modules:
-        return False
-    from torch.distributed.tensor import DTensor
-
-    return any(isinstance(p, DTensor) for m in modules for p in m.parameters())
 
 
 _VALUES_DECIDE = (DynamicOutputShapeException, DataDependentOutputException)

@@ -19,7 +19,6 @@ class Inputs(NamedTuple):
     kwargs: dict[str, Any]
 
     def call(self, function: Callable[..., Any]) -> Any:
-        """Call the function with them."""
         return function(*self.args, **self.kwargs)
 
 

@@ -13,7 +13,6 @@ user's own `optimizer.step()` takes the stand-ins away and finds nothing left to
 
 from __future__ import annotations
 
-import gc
 import itertools
 import weakref
 from collections.abc import Sequence
@@ -22,8 +21,15 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from lowtide.engine.capture.nodes import gradient_of, inputs_of, outputs_of, reached
+from lowtide.engine.capture.nodes import (
+    gradient_of,
+    inputs_of,
+    is_view,
+    outputs_of,
+    reached,
+)
 from lowtide.engine.costs.optimizer import (
+    living,
     step_without_hooks,
     update_bytes,
     without_hooks,
@@ -165,7 +171,8 @@ class Updates:
             self.refuse("the optimizer has none of the model's parameters")
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             self.refuse("gradients are exchanged between processes")
-        if not self.updates and any(map(_scales, gc.get_objects())):
+        scalers = [] if self.updates else living(torch.amp.GradScaler)
+        if any(scaler.is_enabled() for scaler in scalers):
             self.refuse("there is a GradScaler, which may skip a step")
 
     def refuse(self, reason: str) -> None:
@@ -221,14 +228,4 @@ def _second_backward() -> InvalidArgumentError:
 
 def _readers(node: fx.Node) -> set[fx.Node]:
     """What reads a value or a view of it."""
-    return reached(node.users, lambda n: n.users if _is_view(n) else ())
-
-
-def _is_view(node: fx.Node) -> bool:
-    target = node.target
-    return isinstance(target, torch._ops.OpOverload) and target.is_view
-
-
-def _scales(value: Any) -> bool:
-    # Not isinstance, which asks lazy objects for a class they would have to load.
-    return issubclass(type(value), torch.amp.GradScaler) and value.is_enabled()
+    return reached(node.users, lambda n: n.users if is_view(n) else ())

@@ -92,7 +92,6 @@ class Watch:
     def run(
         self, piece: Piece, phase: Phase, args: list[Any], run: Callable[..., Any]
     ) -> Any:
-        """Run one half of a piece."""
         is_first = phase == "forward" and not self.held
         self._gaps = 0.0 if is_first else self._gaps + self.now() - self._ended
         if phase == "forward":

@@ -37,7 +37,6 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: Any = None
     ) -> ModuleSpec | None:
-        del path, target
         if fullname not in self.known or fullname in self.asked:
             return None
         self.asked.add(fullname)

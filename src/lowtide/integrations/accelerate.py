@@ -12,11 +12,7 @@ _NAME = "LOWTIDE"
 
 
 def add_backend(dataclasses: ModuleType) -> None:
-    """Add the member `LOWTIDE` to `DynamoBackend`.
-
-    Args:
-        dataclasses: The module `accelerate.utils.dataclasses`.
-    """
+    """Add a member to `DynamoBackend` of `accelerate.utils.dataclasses`."""
     # NOTE(accelerate==1.15): the members of an enum are kept in these three tables.
     backends = dataclasses.DynamoBackend
     if _NAME in backends.__members__:

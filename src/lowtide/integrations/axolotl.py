@@ -32,5 +32,4 @@ class LowtidePlugin(BasePlugin):
 
     def add_callbacks_post_trainer(self, cfg: Any, trainer: Any) -> list[Any]:
         """What is added to the trainer's callbacks."""
-        del trainer
         return [LowtideCallback(budget=cfg.lowtide_budget)]

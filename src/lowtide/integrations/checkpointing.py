@@ -13,11 +13,7 @@ from typing import Any
 
 
 def take_budgets(modeling: ModuleType) -> None:
-    """Have `gradient_checkpointing_enable` understand a budget.
-
-    Args:
-        modeling: The module `transformers.modeling_utils`.
-    """
+    """Have `gradient_checkpointing_enable` of transformers understand a budget."""
     models = modeling.PreTrainedModel
     original = models.gradient_checkpointing_enable
 

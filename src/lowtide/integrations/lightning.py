@@ -45,7 +45,6 @@ class LowtideFabricCallback:
 
     def on_after_setup(self, fabric: Any, module: Any) -> None:
         """Plan a Lightning module's `training_step`, or else the call of the module."""
-        del fabric
         plan_when_called(module.module, **self.options)
         if is_trained_by_method(module.module):
             plan(module.module, **self.options)

@@ -18,12 +18,8 @@ from lowtide.integrations._imports import when_imported
 def run_under_budget(words: list[str], *, is_module: bool) -> None:
     """Run a script or module whose models are planned when they are first trained.
 
-    The budget is that of `LOWTIDE_BUDGET`. Ends as the program does, also with its
-    `SystemExit`.
-
-    Args:
-        words: The script's file or the module's name, and the arguments for it.
-        is_module: Whether it is a module, as with `python -m`.
+    `words` are its file or name, and the arguments for it. The budget is that of
+    `LOWTIDE_BUDGET`. Ends as the program does, also with its `SystemExit`.
     """
     register()
     when_imported("torch", _watch)
@@ -39,7 +35,6 @@ def run_under_budget(words: list[str], *, is_module: bool) -> None:
 
 
 def _watch(torch: ModuleType) -> None:
-    del torch
     from lowtide.integrations.roots import plan_what_is_trained
 
     plan_what_is_trained()

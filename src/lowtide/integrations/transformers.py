@@ -26,5 +26,4 @@ class LowtideCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Plan at the first step, with the optimizer that is there by now."""
-        del args, state, control
         plan(given["model"], given["optimizer"], **self.options)

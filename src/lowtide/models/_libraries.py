@@ -24,7 +24,6 @@ _declared: list[torch.library.Library] = []
 
 @cache
 def torchvision_models() -> ModuleType:
-    """The module `torchvision.models`."""
     _require("torchvision")
     _import_torchvision()
     return import_module("torchvision.models")
@@ -32,7 +31,6 @@ def torchvision_models() -> ModuleType:
 
 @cache
 def transformers() -> ModuleType:
-    """The module `transformers`."""
     _require("transformers")
     return beside_torchvision("transformers")
 

@@ -27,7 +27,6 @@ class CrossEntropy:
     labels: Tensor
 
     def __call__(self, output: Any) -> Tensor:
-        """The loss of `output`."""
         if isinstance(output, tuple):
             main, auxiliary = output
             return self(main) + AUXILIARY_WEIGHT * self(auxiliary)
@@ -69,7 +68,6 @@ class Block(nn.Module):
         self.drop = nn.Dropout(dropout)
 
     def forward(self, stream: Tensor) -> Tensor:
-        """The stream after this block."""
         batch, sequence, width = stream.shape
         packed = self.query_key_value(self.norm_attention(stream))
         split = packed.view(batch, sequence, 3, self.heads, width // self.heads)
@@ -100,7 +98,6 @@ class TinyGPT(nn.Module):
         nn.init.normal_(self.tokens.weight, std=0.02)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Scores of shape (batch, vocab, sequence)."""
         stream = self.tokens(tokens) + self.positions[: tokens.shape[1]]
         return self.head(self.norm(self.blocks(stream))).transpose(1, 2)
 
@@ -151,7 +148,6 @@ class UNet(nn.Module):
         self.head = nn.Conv2d(width, classes, 1)
 
     def forward(self, images: Tensor) -> Tensor:
-        """One score for each class and pixel."""
         features = self.stem(images)
         skips = []
         for down in self.down:

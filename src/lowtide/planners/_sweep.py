@@ -49,18 +49,6 @@ class Frontier:
     baseline_seconds: float
     unreachable: tuple[int, ...] = ()
 
-    def at(self, budget_bytes: int) -> Point:
-        """The fastest point within a budget.
-
-        Raises:
-            BudgetTooSmallError: every point needs more.
-        """
-        fitting = [p for p in self.points if p.peak_bytes <= budget_bytes]
-        if not fitting:
-            least = min(p.peak_bytes for p in self.points)
-            raise BudgetTooSmallError(budget_bytes, least)
-        return min(fitting, key=lambda p: p.seconds)
-
     def __str__(self) -> str:
         lines = [f"{'budget':>10} {'peak':>10} {'of baseline':>11} {'time':>8}"]
         for p in self.points:
@@ -175,20 +163,7 @@ def lowest_peak(
     planner: str = "auto",
     time_limit: float = 10.0,
 ) -> Plan:
-    """The plan with the lowest peak for at most this much extra time.
-
-    Args:
-        step: The step to plan.
-        max_overhead: Extra time as a fraction of the baseline's: 0.1 is 10 %.
-        planner: Any name in `lowtide.planners.available()`.
-        time_limit: Seconds of search.
-    """
-    if not max_overhead >= 0:
-        raise InvalidArgumentError(
-            f"max_overhead={max_overhead}",
-            "extra time is not negative",
-            "Use a fraction such as 0.1",
-        )
+    """The plan with the lowest peak for at most this much extra time, as a fraction."""
     limit_seconds = step.baseline_seconds * (1.0 + max_overhead)
     if planner == "auto":
         from lowtide.planners.auto import lowest_within

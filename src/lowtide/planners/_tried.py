@@ -22,19 +22,16 @@ class Tried:
 
     @classmethod
     def of(cls, step: StepGraph, sequence: Sequence[int]) -> Tried:
-        """Simulate a sequence."""
         timeline = simulate(step, with_frees(step, sequence))
         return cls(tuple(sequence), timeline.peak_bytes, timeline.seconds)
 
 
 def fastest_within(tried: Iterable[Tried], budget_bytes: int) -> Tried | None:
-    """The fastest that fits, or None."""
     fitting = [t for t in tried if t.peak_bytes <= budget_bytes]
     return min(fitting, key=lambda t: (t.seconds, t.peak_bytes), default=None)
 
 
 def lowest(tried: Iterable[Tried]) -> Tried:
-    """The one with the lowest peak."""
     return min(tried, key=lambda t: (t.peak_bytes, t.seconds))
 
 
@@ -65,7 +62,6 @@ def planner_of(
         step: StepGraph, budget_bytes: int | None = None, *, time_limit: float = 10.0
     ) -> Plan:
         """The fastest sequence that fits; without a budget, that of least peak."""
-        del time_limit
 
         def simulated() -> list[Tried]:
             distinct = dict.fromkeys(map(tuple, (step.baseline, *sequences(step))))

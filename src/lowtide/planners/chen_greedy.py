@@ -21,7 +21,7 @@ import math
 from collections.abc import Iterator
 from itertools import pairwise
 
-from lowtide.planners._chain import Chain, chain_of
+from lowtide.planners._chain.chain import Chain, chain_of
 from lowtide.planners._chain.segments import num_levels, sequences_at
 from lowtide.planners._tried import planner_of
 from lowtide.step.graph import StepGraph

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from lowtide.chains import sqrt_n
-from lowtide.planners._chain import chain_of
+from lowtide.planners._chain.chain import chain_of
 from lowtide.planners._chain.segments import num_levels, sequences_at
 from lowtide.planners._tried import planner_of
 from lowtide.step.graph import StepGraph

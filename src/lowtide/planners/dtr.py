@@ -53,7 +53,6 @@ def plan(
     step: StepGraph, budget_bytes: int | None = None, *, time_limit: float = 10.0
 ) -> Plan:
     """The plan of the rule under this limit, or under the least one that works."""
-    del time_limit
     facts = _Facts(step)
     # If everything fits, nothing is ever asked for again, so nothing is held in case it
     # might be.

@@ -25,7 +25,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from lowtide.planners._chain import Chain, chain_of
+from lowtide.planners._chain.chain import Chain, chain_of
 from lowtide.planners._chain.segments import num_levels, sequences_at
 from lowtide.planners._lifetimes import Bytes
 from lowtide.planners._tried import planner_of

@@ -19,7 +19,6 @@ def plan(
     step: StepGraph, budget_bytes: int | None = None, *, time_limit: float = 10.0
 ) -> Plan:
     """The baseline as a plan."""
-    del time_limit
     return plan_or_raise(
         step,
         with_frees(step, step.baseline),

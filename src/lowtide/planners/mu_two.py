@@ -65,7 +65,6 @@ def plan(
     step: StepGraph, budget_bytes: int | None = None, *, time_limit: float = 10.0
 ) -> Plan:
     """The greedy's first plan under the budget, or its lowest peak."""
-    del time_limit
     choices = list(_choices(Profile(step)))
     chosen = None
     if budget_bytes is not None:

@@ -24,7 +24,6 @@ def plan(
     step: StepGraph, budget_bytes: int | None = None, *, time_limit: float = 10.0
 ) -> Plan:
     """The plan that keeps the least over the turn."""
-    del time_limit
     return plan_or_raise(
         step,
         from_kept(step, ()),

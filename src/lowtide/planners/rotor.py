@@ -24,13 +24,8 @@ from itertools import pairwise
 
 from lowtide import chains
 from lowtide.chains import Backward, Forward, RotorStep, Stage, StageOption
-from lowtide.planners._chain import Chain, chain_of
-from lowtide.planners._chain.segments import (
-    Choice,
-    ladder,
-    num_levels,
-    rich_chain,
-)
+from lowtide.planners._chain.chain import Chain, chain_of
+from lowtide.planners._chain.segments import Choice, ladder, num_levels, rich_chain
 from lowtide.planners._lifetimes import backward_bytes
 from lowtide.planners._tried import planner_of
 from lowtide.step.graph import StepGraph

@@ -6,7 +6,7 @@ from typing import Any
 
 from lowtide.reporting.frontier import bound_overhead
 from lowtide.reporting.inputs import Inputs
-from lowtide.step.analysis import extra_runs
+from lowtide.step.analysis.ops import extra_runs
 from lowtide.step.format import (
     format_bytes,
     format_count,
@@ -133,8 +133,8 @@ def _peak(inputs: Inputs, plan: Plan, base: int) -> dict[str, Any]:
         away = format_percent(peak / max(1, plan.peak_bytes) - 1, signed=True)
         away = "as predicted" if peak == plan.peak_bytes else away
         detail += f"; measured {format_bytes(peak)} ({away})"
-    look: dict[str, Any] = {"before": format_bytes(base), "is_main": True}
-    return card("peak", "Peak", plan.peak_bytes, detail, **look)
+    before = format_bytes(base)
+    return card("peak", "Peak", plan.peak_bytes, detail, before=before, is_main=True)
 
 
 def _time(inputs: Inputs, plan: Plan) -> dict[str, Any]:

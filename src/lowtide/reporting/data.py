@@ -8,9 +8,9 @@ None or empty, and renderers leave them out.
 from __future__ import annotations
 
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from lowtide import __version__
 from lowtide.planners.keep_all import plan as keep_all
 from lowtide.reporting import cards, fidelity, frontier, tables
 from lowtide.reporting.diff import Diff
@@ -56,15 +56,11 @@ def report_data(
     title: str, fingerprint: str, command: str, sections: dict[str, Any]
 ) -> dict[str, Any]:
     """A report with these sections; the others are empty."""
-    try:
-        release = version("lowtide")
-    except PackageNotFoundError:  # run from a source tree that is not installed
-        release = ""
     tides = [view["tide"] for view in sections["views"] if view["tide"]]
     empty: dict[str, Any] = {
         "lowtide": "report",
         "schema": SCHEMA,
-        "version": release,
+        "version": __version__,
         "title": shortened(title),
         "fingerprint": fingerprint,
         "command": command,

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from lowtide.errors import InvalidArgumentError
-from lowtide.step.analysis import extra_runs, shares_by
+from lowtide.step.analysis.ops import extra_runs, shares_by
 from lowtide.step.format import aligned, format_bytes, format_percent, format_seconds
 from lowtide.step.graph import StepGraph
 from lowtide.step.names import NO_MODULE, collapse, pattern_of

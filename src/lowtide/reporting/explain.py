@@ -14,13 +14,14 @@ from dataclasses import dataclass
 
 from lowtide.errors import BudgetTooSmallError, InvalidArgumentError
 from lowtide.planners import load
-from lowtide.step.analysis import fates, peak_of
+from lowtide.step.analysis.peak import peak_of
+from lowtide.step.analysis.storages import fates
 from lowtide.step.format import format_bytes, format_percent, format_seconds
 from lowtide.step.graph import StepGraph
 from lowtide.step.names import titles
 from lowtide.step.plan import Plan, Schedule
 from lowtide.step.remake import missing_cone
-from lowtide.step.schedule import check_match, walk_baseline
+from lowtide.step.schedule import check_match, levers, walk_baseline
 from lowtide.step.walk import walk
 
 MORE_BUDGET = 1.05
@@ -33,13 +34,12 @@ _VERDICTS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Fate:
+class StorageFate:
     """What a plan does with one storage.
 
-    `fate` is "output", or else the word of `lowtide.step.analysis.Fate`: "resident",
-    "kept" over the turn, "recomputed", "both" or "brief". `remake_seconds` is what it
-    takes to make it again where the backward first needs it: spent by the plan if it
-    recomputes, saved if it keeps.
+    `fate` is "output", or else the word of `analysis.storages.Fate`. `remake_seconds`
+    is what it takes to make it again where the backward first needs it: spent by the
+    plan if it recomputes, saved if it keeps.
     """
 
     storage: int
@@ -76,8 +76,8 @@ class Explanation:
     """The fates of the storages asked about, now and with 5 % more budget."""
 
     what: str
-    fates: tuple[Fate, ...]
-    fates_with_more: tuple[Fate, ...]
+    fates: tuple[StorageFate, ...]
+    fates_with_more: tuple[StorageFate, ...]
     budget_bytes: int
     peak_bytes: int
     overhead: float
@@ -147,7 +147,7 @@ def _asked(step: StepGraph, what: str) -> tuple[int, ...]:
 
 def _fates(
     step: StepGraph, schedule: Schedule, storages: Sequence[int]
-) -> tuple[Fate, ...]:
+) -> tuple[StorageFate, ...]:
     """What a schedule does with these storages."""
     walked, baseline = walk(step, schedule), walk_baseline(step)
     words = fates(walked)
@@ -163,12 +163,12 @@ def _fates(
         run: set(walked.alive_at(run)).difference(step.ops[walked.runs[run].op].writes)
         for run in {first_use[s] for s in storages if s in first_use}
     }
-    found: list[Fate] = []
+    found: list[StorageFate] = []
     for s in storages:
         there = alive[first_use[s]] - {s} if s in first_use else set[int]()
         cone = missing_cone(step, (s,), there)
         found.append(
-            Fate(
+            StorageFate(
                 storage=s,
                 name=step.storages[s].name,
                 nbytes=step.sizes[s],
@@ -191,6 +191,7 @@ class FloorExplanation:
     op: str
     module: str
     holders: tuple[tuple[str, int, str], ...]
+    levers: tuple[tuple[str, int, str], ...] = ()
 
     def __str__(self) -> str:
         lines = [
@@ -198,13 +199,18 @@ class FloorExplanation:
             f"{format_bytes(self.bound_bytes)}), reached while {self.op} runs:"
         ]
         lines += [f"  {format_bytes(b):>10}  {n} ({k})" for n, b, k in self.holders]
+        lines += [
+            f"what would lower it: {how} ({what}, {format_bytes(nbytes)})"
+            for what, nbytes, how in self.levers
+        ]
         return "\n".join(lines)
 
 
 def explain_floor(step: StepGraph) -> FloorExplanation:
     """What holds the lowest peak that our best planner finds."""
     plan = load("auto").plan(step, None)
-    peak = peak_of(walk(step, plan.schedule))
+    walked = walk(step, plan.schedule)
+    peak = peak_of(walked)
     op = step.ops[peak.op] if peak.op >= 0 else None
     title = titles(step)[op.id] if op else ""
     outputs = frozenset(step.outputs)
@@ -227,4 +233,5 @@ def explain_floor(step: StepGraph) -> FloorExplanation:
         op=title,
         module=op.module if op else "",
         holders=tuple(rows[:_HOLDERS]),
+        levers=tuple(levers(walked)),
     )

@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ from lowtide.errors import InvalidArgumentError
 from lowtide.planners.keep_all import plan as keep_all
 from lowtide.reporting.html import filled
 from lowtide.reporting.snapshot import snapshot_bytes
-from lowtide.step.analysis.csv import write_rows
+from lowtide.step.analysis.csv import as_csv
 from lowtide.step.files import write_whole
 from lowtide.step.graph import FOLDED, Op, StepGraph
 from lowtide.step.names import KIND_NAMES
@@ -124,7 +123,7 @@ _TIMELINE = "run start_seconds seconds op target module source again live_bytes"
 
 def timeline_csv(step: StepGraph, plan: Plan) -> str:
     """The timeline of a plan: one row for each run, bytes by kind."""
-    walked, out = walk(step, plan.schedule), io.StringIO()
+    walked = walk(step, plan.schedule)
     rows = (
         (
             *(number, run.begin_seconds),
@@ -135,8 +134,7 @@ def timeline_csv(step: StepGraph, plan: Plan) -> str:
         for number, run in enumerate(walked.runs)
     )
     headings = [*_TIMELINE, *(f"{kind}_bytes" for kind in walked.by_kind)]
-    write_rows(out, headings, rows)
-    return out.getvalue()
+    return as_csv(headings, rows)
 
 
 def policies(step: StepGraph, plan: Plan) -> list[dict[str, Any]]:

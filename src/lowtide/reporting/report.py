@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from lowtide.errors import InvalidArgumentError
 from lowtide.reporting.data import build, build_diff
@@ -38,10 +37,6 @@ class Report:
 
     def __repr__(self) -> str:
         return f"Report({self.data['title']!r})"
-
-    def print(self, file: TextIO | None = None) -> None:
-        """Write the text form, in color if `file` (standard output) is a terminal."""
-        render_text(self.data, sys.stdout if file is None else file)
 
     def to_dict(self) -> dict[str, Any]:
         """The data of the report: numbers, strings, lists and dicts only."""
@@ -86,7 +81,7 @@ class Report:
         self, folder: str | Path, *, form: str = "svg", force: bool = False
     ) -> list[Path]:
         """Write each chart as a picture (`svg`, `png` or `pdf`); needs matplotlib."""
-        from lowtide.reporting.pictures import save_plots
+        from lowtide.reporting.pictures.charts import save_plots
 
         return save_plots(self.data, Path(folder), form=form, force=force)
 

@@ -10,7 +10,9 @@ from collections import defaultdict
 from typing import Any
 
 from lowtide.reporting.tide import span
-from lowtide.step.analysis import extra_runs, fates, maker, peak_of
+from lowtide.step.analysis.ops import extra_runs
+from lowtide.step.analysis.peak import peak_of
+from lowtide.step.analysis.storages import fates, maker
 from lowtide.step.graph import StepGraph
 from lowtide.step.names import (
     KIND_NAMES,

@@ -23,7 +23,6 @@ def planners(incomplete: str) -> list[str]:
 
 
 def devices(incomplete: str) -> list[str]:
-    """The devices that lowtide describes."""
     import tomllib
 
     path = Path(__file__).parents[1] / "engine" / "costs" / "devices.toml"

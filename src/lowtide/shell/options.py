@@ -46,9 +46,16 @@ _HOW = (
     "nothing)."
 )
 _DEVICE = "For an estimate: the device, such as a100-80gb."
+_MESH = (
+    "Plan for one of many ranks that need not be there: dp=128,tp=8. dp of them divide "
+    "parameters, gradients and optimizer state, tp the layers (sp: the sequence as "
+    "well)."
+)
 _BUDGET = "Peak of the whole step: 6GiB, 6GB, or 60% of the peak without a plan."
 _STEP = "The step of the plan; by default looked for beside the plan."
 
+_MODEL = "A built-in model, file.py:function or package.module:function."
+ModelText = Annotated[str, argument(_MODEL, complete.targets, "TARGET")]
 TargetText = Annotated[str, argument(_TARGET, complete.targets, "TARGET")]
 Batch = Annotated[
     int | None, option("Samples in a batch.", "N", "--batch", "-b", min=1)
@@ -59,6 +66,7 @@ ModelOptions = Annotated[
 _ways = ["measure", "estimate"]
 How = Annotated[str, option(_HOW, "|".join(_ways), autocompletion=lambda: _ways)]
 Device = Annotated[str | None, option(_DEVICE, "NAME", autocompletion=complete.devices)]
+Mesh = Annotated[str | None, option(_MESH, "dp=N,tp=M")]
 Budget = Annotated[str | None, option(_BUDGET, "SIZE", envvar="LOWTIDE_BUDGET")]
 by_planner: dict[str, Any] = {
     "envvar": "LOWTIDE_PLANNER",
@@ -98,21 +106,25 @@ class StepSource(ModelOrFile):
     how: How = "measure"
     device: Device = None
     step_file: StepFile = None
+    mesh: Mesh = None
 
     @property
     def words(self) -> tuple[str, ...]:
         """The same options as they are typed, for the next command."""
         how = ("--how", self.how) if self.how != "measure" else ()
         device = ("--device", self.device) if self.device else ()
-        return (*self.asked.words, *how, *device, *step_words(self.step_file))
+        mesh = ("--mesh", self.mesh) if self.mesh else ()
+        return (*self.asked.words, *how, *device, *mesh, *step_words(self.step_file))
 
     def step(self, *, refresh: bool = False) -> StepGraph:
         """The step of the target; a plan's is looked for beside it, unless named."""
         asked = self.asked
         if asked.kind == "file":
             return files.step_and_plan(asked.path, self.step_file)[0]
-        example = build(asked, fake=self.how == "estimate")
-        return profile(asked, example, self.how, self.device, refresh=refresh)
+        how = "estimate" if self.mesh else self.how
+        example = build(asked, fake=how == "estimate")
+        given = {"refresh": refresh, "mesh": self.mesh}
+        return profile(asked, example, how, self.device, **given)
 
 
 def read_budget(text: str) -> str:

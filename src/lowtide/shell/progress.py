@@ -32,7 +32,6 @@ def stage(title: str, *, limit_seconds: float | None = None) -> Iterator[Advance
 
 
 def note(text: str) -> None:
-    """One line about what is going on."""
     print(text, file=sys.stderr, flush=True)
 
 

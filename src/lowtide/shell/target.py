@@ -43,12 +43,10 @@ class Target:
 
     @property
     def path(self) -> Path:
-        """The file, if the target is one."""
         return Path(self.text)
 
     @property
     def name(self) -> str:
-        """A short name for titles and file names."""
         if self.kind == "file":
             return files.stem_of(self.path)
         if self.kind == "model":
@@ -101,7 +99,6 @@ def read_target(
 
 
 def target_of_words(words: list[str]) -> Target:
-    """The target that `Target.words` says."""
     flags = list(zip(words[1::2], words[2::2], strict=False))
     batch = next((int(value) for key, value in flags if key == "--batch"), None)
     options = [value for key, value in flags if key == "--option"]
@@ -284,6 +281,7 @@ def profile(
     device: str | None,
     *,
     refresh: bool = False,
+    mesh: str | None = None,
 ) -> StepGraph:
     """The step of an example, with progress; remembers where it came from."""
     api = load_api()
@@ -298,6 +296,7 @@ def profile(
             name=target.name,
             cache="refresh" if refresh else True,
             progress=advance,
+            mesh=mesh,
         )
     facts = {**step.facts, "target": list(target.words)}
     return replace(step, facts=facts)

@@ -42,10 +42,8 @@ class PieceOps(NamedTuple):
 
     @property
     def forward(self) -> range:
-        """Ids of its ops in the forward."""
         return range(self.forward_start, self.forward_stop)
 
     @property
     def backward(self) -> range:
-        """Ids of its ops in the backward."""
         return range(self.backward_start, self.backward_stop)

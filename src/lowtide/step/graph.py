@@ -24,8 +24,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -44,7 +44,9 @@ from lowtide.step.files import write_whole
 from lowtide.step.format import format_bytes
 
 if TYPE_CHECKING:
-    from lowtide.step.analysis import Lifetime, OpRecord, Peak, Share
+    from lowtide.step.analysis.ops import OpRecord, Share
+    from lowtide.step.analysis.peak import Peak
+    from lowtide.step.analysis.storages import Lifetime
 
 Kind = Literal[
     "parameter",
@@ -255,19 +257,19 @@ class StepGraph:
 
     def at_peak(self) -> Peak:
         """What is alive when the baseline is at its peak, largest first."""
-        from lowtide.step.analysis import at_peak
+        from lowtide.step.analysis.peak import at_peak
 
         return at_peak(self)
 
     def lifetimes(self) -> tuple[Lifetime, ...]:
         """When each storage is made, used and idle, and what remaking it costs."""
-        from lowtide.step.analysis import lifetimes
+        from lowtide.step.analysis.storages import lifetimes
 
         return lifetimes(self)
 
     def op_records(self) -> tuple[OpRecord, ...]:
         """Each op of the baseline: its time, its bytes, the bytes alive around it."""
-        from lowtide.step.analysis import op_records
+        from lowtide.step.analysis.ops import op_records
 
         return op_records(self)
 
@@ -277,19 +279,19 @@ class StepGraph:
 
     def by_module(self, depth: int = 2) -> tuple[Share, ...]:
         """Time and bytes by module, repeated layers collapsed."""
-        from lowtide.step.analysis import by_module
+        from lowtide.step.analysis.ops import by_module
 
         return by_module(self, depth)
 
     def by_op_type(self) -> tuple[Share, ...]:
         """Time and bytes by type of op, the slowest first."""
-        from lowtide.step.analysis import by_op_type
+        from lowtide.step.analysis.ops import by_op_type
 
         return by_op_type(self)
 
     def shares(self) -> dict[str, float]:
         """Fraction of the time spent in forward, backward and optimizer."""
-        from lowtide.step.analysis import shares
+        from lowtide.step.analysis.ops import shares
 
         return shares(self)
 
@@ -304,16 +306,9 @@ class StepGraph:
 
         The same table is replaced if it is there; any other file only with `force`.
         """
-        from lowtide.step.analysis import save_csv
+        from lowtide.step.analysis.csv import table_of
 
-        save_csv(self, path, table, force=force)
-
-    def with_seconds(self, seconds: Iterable[float]) -> StepGraph:
-        """The same step with other op times."""
-        ops = tuple(
-            replace(op, seconds=t) for op, t in zip(self.ops, seconds, strict=True)
-        )
-        return replace(self, ops=ops)
+        write_whole(path, table_of(self, table), force=force)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that `from_dict` reads back."""

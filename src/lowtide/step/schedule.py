@@ -189,6 +189,8 @@ def make_plan(
     timeline = simulate(step, schedule)
     sequence = [item.op for item in schedule if isinstance(item, Run)]
     kept, recomputed = crossing(step, sequence), repeated(step, sequence)
+    seconds, least = timeline.seconds, step.baseline_seconds
+    gap = 1.0 - least / seconds if seconds > 0 else 0.0
     return Plan(
         planner=planner,
         schedule=tuple(schedule),
@@ -196,12 +198,11 @@ def make_plan(
         budget_bytes=timeline.peak_bytes if budget_bytes is None else budget_bytes,
         peak_bytes=timeline.peak_bytes,
         baseline_peak_bytes=step.baseline_peak_bytes,
-        seconds=timeline.seconds,
-        baseline_seconds=step.baseline_seconds,
+        seconds=seconds,
+        baseline_seconds=least,
         kept=kept,
         recomputed=recomputed,
-        proof=proof
-        or Proof(step.baseline_seconds, _gap(step, timeline.seconds), "rule"),
+        proof=proof or Proof(least, gap, "rule"),
         resident_bytes=step.resident_bytes,
         step_name=step.name,
         pieces=step.pieces,
@@ -235,10 +236,6 @@ def check_match(step: StepGraph, plan: Plan) -> None:
             )
 
 
-def _gap(step: StepGraph, seconds: float) -> float:
-    return 0.0 if seconds <= 0 else 1.0 - step.baseline_seconds / seconds
-
-
 def plan_or_raise(
     step: StepGraph,
     schedule: Sequence[Item],
@@ -268,6 +265,28 @@ def blame(step: StepGraph, schedule: Sequence[Item]) -> str:
         if nbytes * 50 > walked.peak_bytes
     ]
     op = step.ops[walked.ops[walked.peak_run]]
-    if op.id == step.turn:
-        return f"{', '.join(parts[:4])} while the code outside the graphs runs"
-    return f"{', '.join(parts[:4])} while {shortened(titles(step)[op.id])} runs"
+    where = "the code outside the graphs"
+    if op.id != step.turn:
+        where = shortened(titles(step)[op.id])
+    hints = "".join(f"; {what}: {how}" for what, _, how in levers(walked))
+    return f"{', '.join(parts[:4])} while {where} runs{hints}"
+
+
+def levers(walked: Walk) -> list[tuple[str, int, str]]:
+    """What else would lower a peak: what holds it, its bytes, and how.
+
+    Only what holds a tenth of the peak or more.
+    """
+    step = walked.step
+    held: dict[str, int] = {"gradient": 0, "activation": 0}
+    for s in frozenset(step.outputs).intersection(walked.alive_at(walked.peak_run)):
+        kind = step.storages[s].kind
+        if kind in held:
+            held[kind] += step.sizes[s]
+    if any(op.spends for op in step.ops):
+        held["gradient"] = 0  # they are not all there at once
+    known = (
+        ("gradients", held["gradient"], 'update="in_backward"'),
+        ("returned outputs", held["activation"], "return only the loss"),
+    )
+    return [row for row in known if 10 * row[1] >= max(1, walked.peak_bytes)]

@@ -93,12 +93,10 @@ class Walk:
 
     @property
     def ops(self) -> tuple[int, ...]:
-        """The op of each run."""
         return tuple(run.op for run in self.runs)
 
     @property
     def live_bytes(self) -> tuple[int, ...]:
-        """Bytes alive during each run."""
         return tuple(run.live_bytes for run in self.runs)
 
     @property

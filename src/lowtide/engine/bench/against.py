@@ -62,7 +62,6 @@ class Row:
         return not wrong and self.is_loss_equal and self.is_random_state_equal
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
         return {**asdict(self), "is_exact": self.is_exact}
 
 

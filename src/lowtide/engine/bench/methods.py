@@ -77,7 +77,6 @@ def methods_named(names: str) -> tuple[Method, ...]:
 
 
 def planned_method(name: str, label: str, plan: Plan) -> Method:
-    """A plan of lowtide's."""
     return Method(name, label, lambda model: apply(model, plan))
 
 

@@ -6,6 +6,11 @@ lest there be a graph for each round. Its code is valid either way, as it says a
 `torch.nn`, such as that of `Sequential`. A mixture of experts, an iteration that stops
 by itself and a transformer that looks at its mask are planned in pieces only because
 both are allowed here, on threads that ask for it.
+
+Nor does it know in which module a class of torch's is, which peft asks of every weight
+(`type(weight).__module__`), and that no random number is below zero: many transformers
+ask before each layer whether to leave it out (`torch.rand([]) < self.layerdrop`), which
+by default they never do.
 """
 
 from __future__ import annotations
@@ -16,25 +21,35 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 from torch._dynamo import trace_rules
 from torch._dynamo.symbolic_convert import InstructionTranslatorBase
+from torch._dynamo.variables import (
+    ConstantVariable,
+    TensorVariable,
+    TorchInGraphFunctionVariable,
+)
+from torch._dynamo.variables.misc import GetAttrVariable
 
 _STATE = threading.local()
 _MODULES = str(Path(nn.modules.__file__).parent)
 _finds_loop = InstructionTranslatorBase.maybe_has_backedge
+_compare: Any = TensorVariable.richcompare_impl
+_call_method: Any = GetAttrVariable.call_method
 _files_to_capture: Any = trace_rules.get_legacy_mod_inlinelist
 
 
 @contextmanager
 def going_on(is_wanted: bool) -> Iterator[None]:
     """Whether pieces are captured within loops and in torch's own modules."""
-    before = _goes_on()
-    _STATE.goes_on = is_wanted
+    before = _STATE.__dict__.copy()
+    _STATE.goes_on, _STATE.is_ours = is_wanted, True
     try:
         yield
     finally:
-        _STATE.goes_on = before
+        _STATE.__dict__.clear()
+        _STATE.__dict__.update(before)
 
 
 def _goes_on() -> bool:
@@ -50,5 +65,32 @@ def _inlinelist() -> set[str]:
     return {*files, _MODULES} if _goes_on() else files
 
 
+def _call_on_attribute(attribute: Any, tx: Any, name: str, *given: Any) -> Any:
+    owner = attribute.obj
+    if attribute.name == "__module__" and isinstance(
+        owner, TorchInGraphFunctionVariable
+    ):
+        text = ConstantVariable.create(owner.value.__module__)
+        return text.call_method(tx, name, *given)
+    return _call_method(attribute, tx, name, *given)
+
+
+def _compare_with_draw(left: Any, tx: Any, right: Any, op: str) -> Any:
+    if (
+        getattr(_STATE, "is_ours", False)
+        and op == "__lt__"
+        and right.is_python_constant()
+        and left.as_proxy().node.target is torch.rand
+        and left.ndim == 0
+        and right.as_python_constant() <= 0
+    ):
+        return ConstantVariable.create(False)
+    return _compare(left, tx, right, op)
+
+
+TensorVariable.richcompare_impl = _compare_with_draw  # type: ignore[method-assign]
+GetAttrVariable.call_method = _call_on_attribute  # type: ignore[method-assign]
+# `torch.distributed.init_process_group` asks for it.
+_inlinelist.cache_clear = _files_to_capture.cache_clear  # type: ignore[attr-defined]
 InstructionTranslatorBase.maybe_has_backedge = _has_backedge  # type: ignore[method-assign]
 trace_rules.get_legacy_mod_inlinelist = _inlinelist  # type: ignore[assignment]

@@ -41,6 +41,8 @@ def calls_of(op: PieceOp) -> list[Call]:
     """
     if op.variant == "unpack":
         return _packing_calls(op.packs[0])
+    if op.form is not None:
+        return [call for own in op.form.made_of for call in calls_of(own)]
     first = call_of(op.node.target, op.node, "" if not op.standby else f"/{op.variant}")
     if op.variant == "without_statistics":
         target = torch.ops.aten._native_batch_norm_legit.no_stats

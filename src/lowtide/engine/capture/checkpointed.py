@@ -24,11 +24,9 @@ def part_of(node: fx.Node) -> int | None:
 
 
 def checkpointed_peak_bytes(step: StepGraph, part: Sequence[int | None]) -> int:
-    """Peak of the baseline in which each part is run again before its backward.
+    """Peak of eager's step if each part is run again before its backward.
 
-    Args:
-        step: The step as eager runs it.
-        part: For each op, the number of its part, or `None`.
+    `part` has for each op the number of its part, or `None`.
     """
     kept = _kept(step, part)
     early = {s for op in step.ops[: step.turn] for s in op.writes} - kept

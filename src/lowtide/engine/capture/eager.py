@@ -141,6 +141,11 @@ def _restrided(
     return found
 
 
+_BEFORE_AUTOGRAD = frozenset(
+    key for name, key in DispatchKey.__members__.items() if "Autograd" in name
+)
+
+
 @contextmanager
 def _kernels_of_eager() -> Iterator[None]:
     """Hide the kernels that torch has in Python to decompose ops before autograd.
@@ -164,12 +169,12 @@ def _kernels_of_eager() -> Iterator[None]:
         if op in own
         or (
             (op.namespace == "aten" and op not in _KEPT)
-            and any(map(_is_before_autograd, op.py_kernels))
+            and not _BEFORE_AUTOGRAD.isdisjoint(op.py_kernels)
         )
     }
     try:
         for op, kernels in before.items():
-            hidden = [key for key in kernels if _is_before_autograd(key)]
+            hidden = [key for key in kernels if key in _BEFORE_AUTOGRAD]
             for key in hidden:
                 del op.py_kernels[key]
             if op is recurrent.LAYER:
@@ -184,12 +189,6 @@ def _kernels_of_eager() -> Iterator[None]:
             op.py_kernels.clear()
             op.py_kernels.update(kernels)
             op._dispatch_cache.clear()
-
-
-def _is_before_autograd(key: Any) -> bool:
-    return isinstance(key, DispatchKey) and (
-        key == DispatchKey.CompositeImplicitAutograd or "Autograd" in key.name
-    )
 
 
 def _dropout(tensor: torch.Tensor, p: float, train: bool) -> torch.Tensor:

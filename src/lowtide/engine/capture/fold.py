@@ -48,14 +48,10 @@ _BY_ROWS = {
 
 
 def fold_in_place(piece: Piece, kept: frozenset[int]) -> dict[int, int]:
-    """Fold elementwise ops into the op before, as far as that is free.
+    """Fold elementwise ops of a piece into the op before, as far as that is free.
 
-    Args:
-        piece: Its ops are changed: the folded ones are gone.
-        kept: Storages that somebody outside reads; they are never overwritten.
-
-    Returns:
-        For each storage that is no more, the one that its bytes now belong to.
+    Returns for each storage that is no more the one that its bytes now belong to. What
+    is `kept`, since somebody outside reads it, is never overwritten.
     """
     return _Fold(piece, kept).run()
 

@@ -17,6 +17,8 @@ What the analysis decides:
   replayed from the generator state it started with, and a training-mode batch norm is
   computed without its running statistics. What dropout drops is dropped again by its
   mask alone.
+* The head of a language model with its loss, and their gradients, have a form in which
+  they run in parts (see `heads.py`).
 * Masks and indices that the backward reads have a packed copy (see `packing.py`), and a
   stand-in that makes them again from it.
 """
@@ -29,21 +31,24 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._functorch._aot_autograd.descriptors import (
-    InputMutationAOTOutput,
-    PlainAOTInput,
-)
+from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
 
 from lowtide.engine.capture.call import source_of
 from lowtide.engine.capture.fold import fold_in_place
+from lowtide.engine.capture.heads import find_heads
 from lowtide.engine.capture.nodes import (
     draws_numbers,
-    gradient_of,
+    inputs_of,
+    is_backward,
     made_from,
     outputs_of,
+    owner_of,
+    reached,
 )
 from lowtide.engine.capture.piece import (
+    COLLECTIVE,
     NUMBERS,
+    OBJECTS,
     UPDATES,
     Packed,
     Piece,
@@ -52,8 +57,9 @@ from lowtide.engine.capture.piece import (
 )
 from lowtide.engine.capture.shapes import formulas_of
 from lowtide.engine.capture.tensors import result_bytes, storage_key, storage_record
+from lowtide.engine.costs.exchange import is_exchange, is_wait
 from lowtide.engine.draws import can_draw_again
-from lowtide.engine.loss import find_overwritten
+from lowtide.engine.overwrite import find_overwritten
 from lowtide.engine.packing import packing_of
 from lowtide.errors import CaptureError
 from lowtide.step.graph import Kind, Storage
@@ -63,7 +69,6 @@ aten = torch.ops.aten
 RANDOM = "draws random numbers"
 CHANGES_STATE = "changes state"
 READS_CHANGED = "reads state that the step changes"
-COLLECTIVE = "talks to other processes"
 OPAQUE = "is a higher-order op"
 UNKNOWN = "is not known to give the same bits again"
 # Whose untagged ops compute the same from the same arguments.
@@ -82,22 +87,18 @@ def read_joint(
     names: dict[int, str] | None = None,
     absent_tangents: frozenset[int] = frozenset(),
 ) -> Piece:
-    """Analyse a joint graph.
+    """Analyse a joint graph, which is not changed.
 
-    Args:
-        joint: The graph. It is not changed.
-        num_forward_outputs: How many of its outputs are the forward's.
-        kinds: What each primal is, by position; "input" where it is not given.
-        names: What to call each primal, by position.
-        absent_tangents: Positions of tangents that will not arrive; the graph must
-            already be free of them (see `zeros.py`).
+    `kinds` and `names` say, by position, what each primal is ("input" if they do not)
+    and what to call it. `absent_tangents` are the positions of those that will not
+    arrive; the graph must already be free of them (see `zeros.py`).
     """
     outputs, descriptions = outputs_of(joint)
     piece = Piece(
         joint,
         forward_outputs=outputs[:num_forward_outputs],
         gradients=outputs[num_forward_outputs:],
-        mutated_inputs=_mutated(descriptions[:num_forward_outputs]),
+        mutated_inputs=_mutated(joint, descriptions[:num_forward_outputs]),
         absent_tangents=absent_tangents,
     )
     return _Reader(piece, kinds or {}, names or {}, descriptions).read()
@@ -175,7 +176,7 @@ class _Reader:
 
     def placeholder(self, node: fx.Node) -> None:
         value = node.meta.get("val")
-        if isinstance(value, NUMBERS):
+        if isinstance(value, NUMBERS + OBJECTS):
             self.piece.primals.append(node)
             self.remember(node)
             return
@@ -188,7 +189,8 @@ class _Reader:
             self.piece.tangents.append(node)
             self.storage(node, "temporary")
         else:
-            position = len(self.piece.primals)
+            position = owner_of(node.meta.get("desc"))
+            position = len(self.piece.primals) if position is None else position
             self.piece.primals.append(node)
             kind = self.kinds.get(position, "input")
             self.storage(node, kind, resident=True, name=self.names.get(position, ""))
@@ -199,6 +201,10 @@ class _Reader:
     def call(self, node: fx.Node) -> None:
         piece = self.piece
         reads = self.reads(node)
+        if is_wait(node.target):  # for its argument, which it returns
+            (given,) = node.all_input_nodes
+            for own, of in zip(tensors_of(node), tensors_of(given), strict=True):
+                self.ids[storage_key(own)] = self.ids[storage_key(of)]
         new = self.storage(node, "activation")
         self.remember(node)
         is_number = isinstance(node.meta.get("val"), NUMBERS)
@@ -227,7 +233,8 @@ class _Reader:
             for op in piece.ops
             if op.once in (RANDOM, CHANGES_STATE, COLLECTIVE) or not op.writes
         ]
-        early = [n for n in effects if n.meta.get("partitioner_tag") != "is_backward"]
+        late = reached(piece.tangents, lambda n: n.users)
+        early = [n for n in effects if n not in late and not is_backward(n)]
         in_forward = made_from([*piece.forward_outputs, *early])
         wanted = in_forward | made_from([*piece.gradients, *effects])
         alive = [op for op in piece.ops if op.node in wanted]
@@ -264,7 +271,7 @@ class _Reader:
                 name = piece.storages[s].name
                 if piece.storages[s].resident:
                     continue
-                of = gradient_of(description)
+                of = owner_of(description)
                 if of is not None:
                     name = f"grad of {self.names.get(of, name)}"
                 self.change(s, kind="gradient", name=name)
@@ -288,6 +295,7 @@ class _Reader:
         A form comes behind those that make what it reads.
         """
         ops: list[PieceOp] = []
+        forms = find_heads(self.piece)
         late = {s for op in self.piece.ops if not op.is_forward for s in op.reads}
         for op in self.piece.ops:
             op = self.with_packed(op, late)
@@ -305,6 +313,7 @@ class _Reader:
             elif op.node.target is _BATCH_NORM and op.node.args[5] is True:
                 again = [self.batch_norm_again(op)]
             ops += [op, *(again or unpacked)]
+            ops += [form for form in forms if form.node is op.node]
         self.piece.ops = ops
 
     def bytes_of_ours(self, name: str, nbytes: int) -> int:
@@ -405,14 +414,13 @@ class _Reader:
         piece.held_outputs = tuple(held)
 
 
-def _mutated(descriptions: list[Any]) -> dict[int, int]:
+def _mutated(joint: fx.GraphModule, descriptions: list[Any]) -> dict[int, int]:
     """For each primal that the forward changes, the output that holds its new value."""
+    primals = [n.meta.get("desc") for n in inputs_of(joint)]
     found: dict[int, int] = {}
     for place, description in enumerate(descriptions):
-        if isinstance(description, InputMutationAOTOutput) and isinstance(
-            description.mutated_input, PlainAOTInput
-        ):
-            found[description.mutated_input.idx] = place
+        if isinstance(description, InputMutationAOTOutput):
+            found[primals.index(description.mutated_input)] = place
     return found
 
 
@@ -420,7 +428,7 @@ def _why_once(node: fx.Node) -> str:
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return OPAQUE
-    if target.namespace in ("_c10d_functional", "c10d_functional", "_dtensor"):
+    if is_exchange(target):
         return COLLECTIVE
     if target.name() == "lowtide::update_":
         return UPDATES

@@ -16,7 +16,6 @@ from torch.utils import _pytree as pytree
 
 
 def inputs_of(module: fx.GraphModule) -> list[fx.Node]:
-    """The placeholders of a graph."""
     return list(module.graph.find_nodes(op="placeholder"))
 
 
@@ -38,6 +37,20 @@ def gradient_of(description: Any) -> int | None:
         return None
     of = description.grad_of
     return of.idx if isinstance(of, PlainAOTInput) else None
+
+
+def owner_of(description: Any) -> int | None:
+    """The place of the input that an input or gradient belongs to.
+
+    A tensor that is made of others, such as a part of one that is spread over
+    processes, is captured as its parts.
+    """
+    while hasattr(description, "base"):
+        description = description.base
+    description = getattr(description, "grad_of", description)
+    while hasattr(description, "base"):
+        description = description.base
+    return description.idx if isinstance(description, PlainAOTInput) else None
 
 
 def reached(
@@ -64,6 +77,16 @@ def draws_numbers(node: fx.Node) -> bool:
     """Whether torch says of its op that it draws random numbers."""
     tags: Iterable[Any] = getattr(node.target, "tags", ())
     return torch.Tag.nondeterministic_seeded in tags
+
+
+def is_backward(node: fx.Node) -> bool:
+    """Whether torch says that it belongs to the backward."""
+    return node.meta.get("partitioner_tag") == "is_backward"
+
+
+def is_view(node: fx.Node) -> bool:
+    """Whether its op returns what lies in its argument's memory."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
 
 
 def has_effect(node: fx.Node) -> bool:

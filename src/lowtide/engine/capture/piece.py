@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import fx
+from torch._library.fake_class_registry import FakeScriptObject
+from torch._opaque_base import OpaqueBase
 from torch.types import py_sym_types
 
 from lowtide.engine.capture.tensors import tensors_in
@@ -15,13 +18,19 @@ from lowtide.step.graph import StepGraph, Storage
 
 if TYPE_CHECKING:
     from lowtide.engine.capture.call import Call
+    from lowtide.engine.head import Head, Parts
 
-Variant = Literal["plain", "replay", "masked", "without_statistics", "unpack"]
+Variant = Literal["plain", "replay", "masked", "without_statistics", "unpack", "form"]
 # What a node that holds no tensor may hold: a number, or one that may change.
 NUMBERS = (int, float, *py_sym_types)
 
+# What else it may hold: an object that is handed on as it is, such as a device mesh.
+OBJECTS = (FakeScriptObject, torch.ScriptObject, OpaqueBase)
+
 # Why an update, whose first argument is the parameter, runs once.
 UPDATES = "updates a parameter"
+# Why an exchange with other processes runs once, and in the same order everywhere.
+COLLECTIVE = "talks to other processes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +59,30 @@ class Packed:
     how: Packing
 
 
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Another way to compute what several ops do together.
+
+    `call(*given, parts)` returns the `results`, in order; nodes among what is given
+    stand for their values. It costs what the ops that it is `made_of` cost. Whether it
+    gives the same bits depends on the `head` (see `engine/head.py`).
+    """
+
+    name: str
+    call: Callable[..., Any]
+    given: tuple[Any, ...]
+    results: tuple[fx.Node, ...]
+    made_of: tuple[PieceOp, ...]
+    head: Head
+
+    @property
+    def scratch_bytes(self) -> Callable[[Parts], int]:
+        """What it needs beside arguments and results, by its parts."""
+        if self.name == "head_loss":
+            return self.head.loss_scratch_bytes
+        return self.head.gradient_scratch_bytes
+
+
 @dataclass(slots=True)
 class PieceOp:
     """An op of a piece: which fx node it runs, and in which form.
@@ -59,6 +92,7 @@ class PieceOp:
     can be replayed. `packs` are those of its results of which it can leave a packed
     copy; an unpacking op makes the one that it has. `over` is the storage that it can
     write its result over if nobody reads that afterwards, or -1 (see `loss.py`).
+    `form` is what it runs if it is a form of other ops.
     """
 
     node: fx.Node
@@ -71,6 +105,7 @@ class PieceOp:
     state: int = -1
     packs: tuple[Packed, ...] = ()
     over: int = -1
+    form: Form | None = None
 
     @property
     def standby(self) -> bool:

@@ -55,7 +55,6 @@ def product_gradient(
     keepdim: bool,
     dtype: torch.dtype | None,
 ) -> torch.Tensor:
-    """The gradient of a product as eager computes it."""
     # Where ops are timed, a graph is still being traced.
     with _autograd(), no_python_dispatcher(), torch.enable_grad():
         leaf = tensor.detach().requires_grad_()
@@ -66,7 +65,6 @@ def product_gradient(
 
 @product_gradient.register_fake
 def _(gradient: Any, tensor: Any, dim: Any, keepdim: Any, dtype: Any) -> torch.Tensor:
-    del gradient, dim, keepdim, dtype
     return torch.empty_like(tensor)
 
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 from lowtide.engine.capture.call import calls_of, module_of, source_of
 from lowtide.engine.capture.checkpointed import checkpointed_peak_bytes, part_of
 from lowtide.engine.capture.piece import UPDATES, Piece, PieceOp, tensors_of
-from lowtide.engine.loss import scratch_bytes
+from lowtide.engine.head import default_parts
+from lowtide.engine.overwrite import scratch_bytes
 from lowtide.step.fields import PieceOps
 from lowtide.step.graph import FOLDED, Op, Region, StepGraph, check_graph
 
@@ -97,7 +98,16 @@ def _op(op: PieceOp, number: int) -> Op:
         name, target = f"{packed.node.name} unpacked", "lowtide::unpack"
     scratch = op.node.meta.get("temporaries", 0)
     if op.over >= 0:
-        scratch += scratch_bytes(op)
+        unit = ALIGNMENT_BYTES["cpu"]
+        scratch += -(-scratch_bytes(op) // unit) * unit
+    signature = " + ".join(call.signature for call in calls_of(op))
+    if op.form is not None:
+        name = f"{op.form.name} {op.node.name}"
+        target = f"lowtide::{op.form.name}"
+        signature = f"{target}({op.form.head})"
+        parts = default_parts(op.form.head)
+        assert parts is not None, "a small head has no form"
+        scratch = op.form.scratch_bytes(parts)
     return Op(
         id=number,
         name=name,
@@ -109,7 +119,7 @@ def _op(op: PieceOp, number: int) -> Op:
         standby=op.standby,
         module=module_of(op.node),
         source=source_of(op.node),
-        signature=" + ".join(call.signature for call in calls_of(op)),
+        signature=signature,
         scratch_bytes=scratch,
         spends=op.reads[:1] if op.once == UPDATES else (),
         over=op.over,

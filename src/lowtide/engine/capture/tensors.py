@@ -42,9 +42,14 @@ def storage_key(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
+def own_part(tensor: torch.Tensor) -> torch.Tensor:
+    """What this process holds of a tensor that is spread over several."""
+    return getattr(tensor, "_local_tensor", tensor)
+
+
 def bytes_in(tree: Any) -> int:
     """Bytes of the tensors among values of any nesting, shared storages once."""
-    tensors = {storage_key(t): t for t in tensors_in(tree)}
+    tensors = {storage_key(t): t for t in map(own_part, tensors_in(tree))}
     return sum(t.untyped_storage().nbytes() for t in tensors.values())
 
 
@@ -87,6 +92,5 @@ def result_bytes(
 def storage_record(
     tensor: torch.Tensor, id: int, name: str, nbytes: int, kind: Kind, resident: bool
 ) -> Storage:
-    """The storage of a tensor as a step knows it."""
     shape = tuple(int(d) for d in tensor.shape)
     return Storage(id, name, nbytes, kind, resident, shape, short_dtype(tensor))

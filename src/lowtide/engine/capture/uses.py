@@ -43,7 +43,7 @@ def with_an_input_for_each_use(
     # Dynamo reads the inputs of its own graph again.
     gm = _copied(gm)
     nodes = gm.graph.find_nodes(op="placeholder")
-    aliased = [p for p in several for _ in range(_split(nodes[p], _last_input(gm)))]
+    aliased = [p for p in several for _ in range(_split(nodes[p]))]
     values = [*inputs, *(inputs[p].detach().requires_grad_() for p in aliased)]
     gm.recompile()
 
@@ -67,10 +67,6 @@ def _copied(gm: fx.GraphModule) -> fx.GraphModule:
 _SOURCE = "_dynamo_source"
 
 
-def _last_input(gm: fx.GraphModule) -> fx.Node:
-    return gm.graph.find_nodes(op="placeholder")[-1]
-
-
 def _uses(node: fx.Node) -> list[fx.Node]:
     """The ops that compute with an input, each as often as it is given it, in order."""
     uses: list[fx.Node] = []
@@ -83,14 +79,14 @@ def _uses(node: fx.Node) -> list[fx.Node]:
     return uses
 
 
-def _split(node: fx.Node, last: fx.Node) -> int:
+def _split(node: fx.Node) -> int:
     """Replace an input by a new one for each use, behind the last of all.
 
     The alias that is made last gets its gradient first. So the uses get theirs in
     order, but the arguments of one op in reverse: of these autograd takes the first
     one first.
     """
-    uses = _uses(node)
+    uses, last = _uses(node), node.graph.find_nodes(op="placeholder")[-1]
     own: dict[fx.Node, list[fx.Node]] = {user: [] for user in uses}
     for number, user in enumerate(uses):
         with node.graph.inserting_after(last):

@@ -11,11 +11,18 @@ which a zero would reach anything else is left as it is.
 from __future__ import annotations
 
 import operator
+from typing import Any
 
 import torch
 from torch import fx
 
-from lowtide.engine.capture.nodes import has_effect, made_from, outputs_of, tangents_of
+from lowtide.engine.capture.nodes import (
+    has_effect,
+    is_view,
+    made_from,
+    outputs_of,
+    tangents_of,
+)
 from lowtide.engine.capture.tensors import storage_key
 
 aten = torch.ops.aten
@@ -93,6 +100,7 @@ def without_tangents(
     graph = fx.Graph()
     values: dict[fx.Node, fx.Node] = {}
     zero = {n for i, n in enumerate(tangents_of(joint)) if i in absent}
+    moved: set[fx.Node] = set()  # whose values lie elsewhere than they did
     for node in joint.graph.nodes:
         if node.op in ("placeholder", "get_attr"):
             values[node] = graph.node_copy(node)
@@ -108,11 +116,15 @@ def without_tangents(
             return fx.GraphModule(joint, graph)
         touched = [a for a in node.all_input_nodes if a in zero]
         if not touched:
-            values[node] = graph.node_copy(node, values.__getitem__)
+            copy = values[node] = graph.node_copy(node, values.__getitem__)
+            if moved.intersection(node.all_input_nodes) and is_view(node):
+                _view_again(copy)
+                moved.add(node)
         elif node.target is operator.getitem or _stays_zero(node, zero):
             zero.add(node)
         elif node.target is _ADD and (kept := _other_term(node, zero)) is not None:
             values[node] = values[kept]
+            moved.add(node)
         else:
             return None
     raise AssertionError("a graph ends with its output")
@@ -137,6 +149,16 @@ def _other_term(node: fx.Node, zero: set[fx.Node]) -> fx.Node | None:
     # Its strides may be others than the sum's: those of eager, which adds nothing.
     same = (result.shape, result.dtype) == (term.shape, term.dtype)
     return terms[0] if same else None
+
+
+def _view_again(node: fx.Node) -> None:
+    """Say that a view lies where what it views lies, now that this is another value."""
+    value: Any = node.meta["val"]
+    if isinstance(value, torch.Tensor):
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+        target: Any = node.target
+        with value.fake_mode:  # type: ignore[attr-defined]
+            node.meta["val"] = target(*args, **kwargs)
 
 
 def _must_stay(node: fx.Node) -> bool:

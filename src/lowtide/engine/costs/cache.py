@@ -95,7 +95,6 @@ class CostCache:
             )
 
     def load(self, keys: Iterable[str]) -> dict[str, Entry]:
-        """What is known of these keys."""
         wanted = [(key,) for key in keys]
 
         def select(database: sqlite3.Connection) -> list[Row]:

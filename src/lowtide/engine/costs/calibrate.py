@@ -8,6 +8,7 @@ class is the middle of what its samples reach of their roofline.
 from __future__ import annotations
 
 import datetime
+import os
 import statistics
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,7 +24,7 @@ from lowtide.engine.capture.tensors import Seeing
 from lowtide.engine.costs.devices import Device, save_device
 from lowtide.engine.costs.estimate import FRESH_BYTES, roofline_seconds, seconds_of
 from lowtide.engine.costs.inputs import input_tensors, output_tensors
-from lowtide.engine.costs.machine import device_name, memory_bytes
+from lowtide.engine.costs.machine import device_name
 from lowtide.engine.costs.measure import measure_calls
 from lowtide.engine.costs.prices import Progress
 from lowtide.engine.costs.work import Work, work_of
@@ -77,7 +78,7 @@ def _fit(samples: list[_Timed]) -> Device:
     described = Device(
         name="cpu",
         title=device_name(_CPU),
-        memory_bytes=memory_bytes(),
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         bandwidth_bytes_per_second=max(s.work.nbytes / s.seconds for s in light),
         vector_flops=max(s.work.flops / s.seconds for s in heavy),
         matmul_flops=products,
@@ -187,6 +188,7 @@ _DEPTHWISE = ((128, 28, 3, 4), (256, 14, 3, 4))
 
 def _run_images() -> None:
     t = torch.empty
+    norm = partial(functional.batch_norm, running_mean=None, running_var=None)
     for channels, size, kernel, batch in (*_CONVOLUTIONS, *_DEPTHWISE):
         image = t(batch, channels, size, size)
         groups = channels if (channels, size, kernel, batch) in _DEPTHWISE else 1
@@ -194,16 +196,13 @@ def _run_images() -> None:
         convolve = partial(functional.conv2d, padding=kernel // 2, groups=groups)
         _run_both_ways(convolve, image, weight)
         if groups == 1:
-            _run_both_ways(_batch_norm, image, t(channels), t(channels))
+            _run_both_ways(
+                lambda x, w, b: norm(x, weight=w, bias=b, training=True),
+                *(image, t(channels), t(channels)),
+            )
     image = t(4, 64, 56, 56)
     _run_both_ways(lambda x: functional.max_pool2d(x, 3, stride=2, padding=1), image)
     functional.avg_pool2d(image, 2)
-
-
-def _batch_norm(
-    image: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
-) -> torch.Tensor:
-    return functional.batch_norm(image, None, None, weight, bias, training=True)
 
 
 def _run_both_ways(

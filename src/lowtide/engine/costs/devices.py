@@ -34,14 +34,12 @@ class Device:
     memory_bytes: int = 0
     alignment_bytes: int = 64
     draws_per_second: float = 1e9
+    link_bytes_per_second: float = 0.0
+    network_bytes_per_second: float = 0.0
+    devices_per_machine: int = 8
     first_touch_seconds_per_byte: float = 0.0
     efficiency: Mapping[str, float] = field(default_factory=dict[str, float])
     source: str = ""
-
-
-def available_devices() -> tuple[str, ...]:
-    """Names that `device=` takes for an estimate: shipped, then the user's own."""
-    return tuple(_known())
 
 
 def find_device(name: str) -> Device:
@@ -57,7 +55,7 @@ def find_device(name: str) -> Device:
         entry = entry.lstrip(":") or next(iter(entries), "")
     else:
         entry = text.lower().replace("_", "-").removeprefix("nvidia-")
-        entries = _known()
+        entries = {**_read(_SHIPPED), **_own()}
         # A real device's name, such as cuda:0, describes no particular model.
         entry = "cpu" if entry.startswith("cpu") and entry not in entries else entry
     if entry not in entries:
@@ -107,10 +105,6 @@ def _device(name: str, entry: Mapping[str, Any]) -> Device:
 
 def _read(path: Path) -> dict[str, dict[str, Any]]:
     return tomllib.loads(path.read_text(encoding="utf-8"))
-
-
-def _known() -> dict[str, dict[str, Any]]:
-    return {**_read(_SHIPPED), **_own()}
 
 
 def _own() -> dict[str, dict[str, Any]]:

@@ -11,6 +11,7 @@ import torch
 from lowtide.engine.capture.call import Call
 from lowtide.engine.costs.cost import Cost
 from lowtide.engine.costs.devices import Device
+from lowtide.engine.costs.exchange import exchange_seconds, is_exchange
 from lowtide.engine.costs.work import Work, work_of
 
 _ON_MATRIX_UNITS = frozenset(
@@ -30,6 +31,8 @@ FRESH_BYTES = 32 << 20
 
 def estimate(call: Call, device: Device) -> Cost:
     """What the call costs on the described device."""
+    if is_exchange(call.target):
+        return Cost(exchange_seconds(call, device), how="estimate")
     return Cost(seconds_of(work_of(call), device), how="estimate")
 
 

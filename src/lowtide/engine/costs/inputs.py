@@ -164,6 +164,8 @@ def index_bounds(call: Call) -> dict[int, int]:
             point(args[7], math.prod(args[1].shape[-3:]))
         case "adaptive_max_pool2d_backward":
             point(args[2], math.prod(args[1].shape[-2:]))
+        case "unpack_offsets":
+            point(args[0], math.prod(args[4]))
     return found
 
 

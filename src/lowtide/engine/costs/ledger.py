@@ -43,12 +43,10 @@ def ledger(
     modules: Iterable[torch.nn.Module] = (),
     batch: Any = None,
 ) -> LedgerTimeline:
-    """Run `function` once and return the bytes it held over time.
+    """Run a whole step once and return the bytes it held over time.
 
-    Args:
-        function: The whole step: forward, backward and, if wanted, the optimizer.
-        modules: Whose parameters, buffers and gradients are resident.
-        batch: Other tensors that are resident, in any nesting.
+    Resident are the modules' parameters, buffers and gradients, and the tensors of the
+    batch, in any nesting.
     """
     modules = list(modules)
     parameters = [p for module in modules for p in module.parameters()]

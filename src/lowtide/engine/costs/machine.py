@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import os
 import platform
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -48,8 +47,7 @@ def cache_bytes(device: torch.device) -> int:
     """Size of the last-level cache, within reason."""
     found = 0
     if device.type == "cuda":
-        properties = torch.cuda.get_device_properties(device)
-        found = int(getattr(properties, "L2_cache_size", 0))
+        found = torch.cuda.get_device_properties(device).L2_cache_size
     else:
         with suppress(OSError):
             for entry in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
@@ -58,14 +56,6 @@ def cache_bytes(device: torch.device) -> int:
                 digits = text.rstrip("KM")
                 found = max(found, int(digits) * scale if digits.isdigit() else 0)
     return min(found or _DEFAULT_CACHE_BYTES, _LARGEST_CACHE_BYTES)
-
-
-def memory_bytes() -> int:
-    """Bytes of main memory; 0 where the system does not tell."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return 0
 
 
 def gpus() -> list[tuple[str, int]]:

@@ -13,7 +13,8 @@ import gc
 from collections import OrderedDict, defaultdict
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Unpack
+from itertools import compress
+from typing import Any, NamedTuple, TypeVar, Unpack
 from weakref import WeakKeyDictionary
 
 import torch
@@ -31,6 +32,8 @@ from lowtide.engine.costs.cost import Cost
 from lowtide.engine.costs.prices import Pricing, costs
 from lowtide.errors import InvalidArgumentError
 from lowtide.step.graph import Kind, Op, Region, StepGraph, check_graph
+
+T = TypeVar("T")
 
 _ONCE = "is part of the optimizer's update"
 
@@ -188,16 +191,23 @@ def optimizer_of(modules: Iterable[torch.nn.Module]) -> torch.optim.Optimizer | 
         groups = optimizer.__dict__.get("param_groups", ())
         return sum(id(p) in own for group in groups for p in group["params"])
 
-    kinds = {torch.optim.Optimizer}
-    waiting = [torch.optim.Optimizer]
+    best = max(living(torch.optim.Optimizer), key=num_own, default=None)
+    return best if best is not None and num_own(best) else None
+
+
+def living(kind: type[T]) -> list[T]:
+    """The objects of this kind in the process.
+
+    There may be millions of others, so nothing here is done in Python for each of them.
+    `isinstance` would also ask lazy objects for a class that they would have to load.
+    """
+    kinds: set[type] = {kind}
+    waiting: list[type] = [kind]
     while waiting:
         waiting += (new := set(waiting.pop().__subclasses__()) - kinds)
         kinds |= new
-    # Not isinstance, which asks lazy objects for a class they would have to load, and
-    # is slow: there may be millions.
-    found = [o for o in gc.get_objects() if type(o) in kinds]
-    best = max(found, key=num_own, default=None)
-    return best if best is not None and num_own(best) else None
+    objects = gc.get_objects()
+    return list(compress(objects, map(kinds.__contains__, map(type, objects))))
 
 
 def _watch(

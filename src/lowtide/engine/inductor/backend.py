@@ -45,7 +45,6 @@ class Partitioner(CustomPartitionerFn):
     def __call__(
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **given: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """The forward and the backward graph."""
         forward, backward = min_cut_rematerialization_partition(
             gm, joint_inputs, **given
         )
@@ -76,7 +75,6 @@ class Partitioner(CustomPartitionerFn):
 def compile_by_inductor(
     gm: fx.GraphModule, example_inputs: Sequence[Any], partitioner: Partitioner
 ) -> Callable[..., Any]:
-    """The graph as Inductor compiles it, cut by the partitioner."""
 
     def inner(module: fx.GraphModule, inputs: Any, **given: Any) -> Any:
         # What it compiles does not depend on how the graph came about.

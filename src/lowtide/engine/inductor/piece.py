@@ -82,12 +82,9 @@ def read_compiled(
 ) -> CompiledPiece:
     """The piece of two graphs that Inductor would compile.
 
-    Args:
-        forward: Its first `num_outputs` outputs are the user's, the others are saved.
-        backward: Takes what was saved, and then the tangents.
-        num_outputs: See above.
-        kinds: What each input of the forward is, by position.
-        names: What to call it.
+    The first `num_outputs` outputs of the forward are the user's, the others are saved;
+    the backward takes these, and then the tangents. `kinds` and `names` say, by
+    position, what each input of the forward is and what to call it.
     """
     return _Reader(forward, backward, num_outputs, kinds, names).read()
 

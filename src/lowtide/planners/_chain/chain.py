@@ -48,7 +48,6 @@ class Chain:
 
     @property
     def step(self) -> StepGraph:
-        """The step it is the chain of."""
         return self.lifetimes.step
 
     def __len__(self) -> int:

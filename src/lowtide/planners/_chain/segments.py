@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from lowtide.planners._chain import Chain, chain_of
+from lowtide.planners._chain.chain import Chain, chain_of
 from lowtide.step.graph import StepGraph
 from lowtide.step.schedule import sequence_from_kept
 

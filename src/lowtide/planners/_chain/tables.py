@@ -62,7 +62,6 @@ class Segments:
         self.needless = [self._needless(crosses) for crosses in crossing]
 
     def tables(self) -> dict[str, Any]:
-        """All tables by name."""
         count = len(self.places)
         tables = {name: np.zeros((count, count), np.int64) for name in TABLES[:-1]}
         self._fill_bytes(tables["cut_bytes"], tables["saved_bytes"])

@@ -62,7 +62,6 @@ class Covering:
         return sorted(found)
 
     def best(self) -> Cover:
-        """The cover with the smallest objective."""
         bounds = self.bounds()
 
         def better(*covers: Cover) -> Cover:

@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Literal
 
+import networkx
+
 Shape = Literal["edge", "linear", "branch", "rigid"]
 
 
@@ -248,18 +250,11 @@ def _splitting(parts: Parts) -> list[int]:
 
 def _connected(members: set[int], edges: Iterable[tuple[int, int]]) -> dict[int, int]:
     """A number for each member, the same for those that edges among them connect."""
-    leader = {v: v for v in members}
-
-    def find(v: int) -> int:
-        while leader[v] != v:
-            leader[v] = leader[leader[v]]
-            v = leader[v]
-        return v
-
-    for u, v in edges:
-        if u in members and v in members:
-            leader[find(u)] = find(v)
-    return {v: find(v) for v in sorted(members)}
+    together = networkx.utils.UnionFind(members)
+    for edge in edges:
+        if members.issuperset(edge):
+            together.union(*edge)
+    return {v: together[v] for v in sorted(members)}
 
 
 def _branches(parts: Parts, first: int, last: int) -> list[Parts]:
@@ -280,17 +275,16 @@ def _largest_segments(
     Two vertices bound a segment if without them something comes apart from both ends.
     So: take each vertex away and look for the cut vertices of what is left.
     """
-    near: dict[int, list[int]] = defaultdict(list)
-    for u, v in sorted(parts):
-        near[u].append(v)
-        near[v].append(u)
-    near[first].append(last)
-    near[last].append(first)
+    whole = networkx.Graph([*parts, (first, last)])
     found: dict[tuple[int, int], set[int]] = defaultdict(set)
-    for gone in sorted(near):
-        for cut, cluster in _hanging(near, gone, first if gone != first else last):
-            if first not in cluster and last not in cluster:
-                found[min(gone, cut), max(gone, cut)] |= cluster
+    for gone in whole:
+        rest = whole.copy()
+        rest.remove_node(gone)
+        for cut in networkx.articulation_points(rest):
+            beside = networkx.restricted_view(rest, [cut], [])
+            for cluster in networkx.connected_components(beside):
+                if cluster.isdisjoint((first, last)):
+                    found[min(gone, cut), max(gone, cut)] |= cluster
     taken: set[int] = set()
     chosen: list[tuple[int, int, tuple[tuple[int, int], ...]]] = []
     for (u, v), inside in sorted(found.items(), key=lambda f: (-len(f[1]), f[0])):
@@ -301,40 +295,6 @@ def _largest_segments(
         edges = [e for e in parts if e[0] in bounds and e[1] in bounds]
         chosen.append((u, v, tuple(sorted(edges))))
     return chosen
-
-
-def _hanging(
-    near: dict[int, list[int]], gone: int, root: int
-) -> list[tuple[int, set[int]]]:
-    """Cut vertices of the graph without `gone`, with what hangs on each of them."""
-    entered = {gone: 0, root: 1}
-    low = {root: 1}
-    order = [root]
-    stack = [(root, iter(near[root]))]
-    clusters: list[tuple[int, set[int]]] = []
-    while stack:
-        v, others = stack[-1]
-        for w in others:
-            if w == gone:
-                continue
-            if w not in entered:
-                entered[w] = low[w] = len(order) + 1
-                order.append(w)
-                stack.append((w, iter(near[w])))
-                break
-            if entered[w] < low[v]:
-                low[v] = entered[w]
-        else:
-            stack.pop()
-            if not stack:
-                break
-            up = stack[-1][0]
-            if low[v] >= entered[up]:
-                below = order[entered[v] - 1 :]
-                if len(below) < len(near) - 2:
-                    clusters.append((up, set(below)))
-            low[up] = min(low[up], low[v])
-    return clusters
 
 
 def _groups(

@@ -16,6 +16,9 @@ one out is keeping, so every sequence is valid and a move only has to be scored.
 4. Leave out recomputations that the budget does not need.
 5. Undo some decisions, shuffle some ops, and decide again, as long as the limit allows.
 
+An op that is too large for the budget runs in another form, where it has one: some
+rows at a time. Other forms are tried where they may cost less than recomputation.
+
 Plans of other planners are starts too, where the bound leaves room for them and the
 step is not too large. The same linear program without a fixed order proves a bound: it
 looks at the turn and at those moments, found by trying, that raise it most. On steps of
@@ -27,8 +30,8 @@ the proof beside it says what no plan can go below.
 
 The moves are compiled where the machine has a C compiler, and score about a million
 changes a second. A time limit stands for a fixed amount of work, so the same limit
-gives the same plan on a slow, fast or busy machine. Only a search that takes ten times
-its limit is ended by the clock, and its plan says so. Without a compiler a second
+gives the same plan on a slow, fast or busy machine. Only a search that computes for ten
+times its limit is ended by the clock, and its plan says so. Without a compiler a second
 stands for 400 times less work, or ten seconds would take more than an hour; so the
 plans are other ones there.
 
@@ -46,9 +49,11 @@ itself needs decides, which the program does not see.
 
 from __future__ import annotations
 
+from lowtide.planners._blocks import plan_blocks
+from lowtide.planners.auto._forms import with_forms
 from lowtide.planners.auto._frontier import frontier as frontier
 from lowtide.planners.auto._frontier import lowest_within as lowest_within
-from lowtide.planners.auto._search import Search, lowest
+from lowtide.planners.auto._search import Search, floor_seconds, lowest
 from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan
 
@@ -68,6 +73,18 @@ def plan(
     Raises:
         BudgetTooSmallError: No plan found fits; the error says how low one gets.
     """
-    if budget_bytes is None:
-        return lowest(step)
-    return Search(step, time_limit).fastest(budget_bytes)
+    if "blocks" in step.facts:
+        return plan_blocks(step, budget_bytes)
+
+    def find(step: StepGraph, budget_bytes: int | None) -> Plan:
+        if budget_bytes is None:
+            return lowest(step)
+        return Search(step, time_limit).fastest(budget_bytes)
+
+    return with_forms(step, budget_bytes, find)
+
+
+def low(step: StepGraph, *, time_limit: float) -> Plan:
+    """A plan with a low peak; where there is little time, not the lowest."""
+    seconds = floor_seconds(time_limit)
+    return with_forms(step, None, lambda step, _: lowest(step, seconds))

@@ -14,32 +14,32 @@ op runs there; for each moment and storage one that is 1 if the storage is alive
 Every schedule within the budget gives such numbers, and their time is at most its own;
 so the least time over all numbers in [0, 1] is a bound. It is Checkmate's relaxation
 (Jain et al., MLSys 2020) with a few moments in place of one stage per op, and with no
-order assumed inside an interval. Numbers that are 0 or 1 give a higher bound near the
-lowest peak, where half a storage would fit and a whole one does not.
+order assumed inside an interval. An op that runs by halves in two intervals would find
+half of its inputs enough; so the same rows stand for windows of several intervals, with
+a number for each op that says whether it runs in the window at all. Numbers that are 0
+or 1 give a higher bound near the lowest peak, where half a storage would fit and a
+whole one does not.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
 from lowtide.planners._linear import Answer, Program, solve
-from lowtide.planners.auto._effort import Effort
 from lowtide.planners.auto._problem import Problem
 
-# A moment is kept if it raises the bound by this share; after so many that do not, no
-# more are tried.
-WORTH_A_MOMENT = 1e-4
-MOST_FAILURES = 8
+# Windows are left out of programs that would have more columns with them.
+MOST_COLUMNS = 60_000
 # What the solver's work counts for: about what it takes.
-ROW_SECONDS = 4e-6
+ROW_SECONDS = 5e-6
 ITERATION_SECONDS = 5e-6
 ENTRY_SECONDS = 4e-10
-ROUND_ENTRY_SECONDS = 4.5e-7
+WINDOW_ENTRY_SECONDS = 7e-10
+ROUND_ENTRY_SECONDS = 7e-7
 # The clock ends a program only if something is wrong.
-EMERGENCY_SECONDS = 300.0
+EMERGENCY_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,14 @@ class Bound:
 class Relaxation:
     """The linear program for one step, budget and list of moments."""
 
-    def __init__(self, problem: Problem, budget: float, moments: list[int]) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        budget: float,
+        moments: list[int],
+        *,
+        windows: bool = False,
+    ) -> None:
         self.problem, self.moments = problem, moments
         self.room = budget - problem.resident_bytes
         self.count = len(problem.step.ops)
@@ -74,6 +81,11 @@ class Relaxation:
             self._moment(j)
         self._outputs()
         self._must()
+        self.entry_seconds = ENTRY_SECONDS
+        if windows:
+            self.entry_seconds = WINDOW_ENTRY_SECONDS
+            for first, last in self._windows():
+                self._window(first, last)
 
     def fix_order(self) -> None:
         """Let every op of the baseline run where the baseline runs it, and maybe again.
@@ -189,14 +201,55 @@ class Relaxation:
             ran = {self.ran(number, j): 1.0 for j in range(self.intervals)}
             self.program.row(1.0, np.inf, ran)
 
-    def solve_whole(self, limit_seconds: float) -> float:
+    def _windows(self) -> list[tuple[int, int]]:
+        """The windows of several intervals that there is room for."""
+        last = self.intervals - 1
+        every = [(a, b) for a in range(last) for b in range(a + 1, last + 1)]
+        every = [window for window in every if window != (0, last)]  # as `_must` says
+        some = [(a, b) for a, b in every if b == last or b == a + 1]
+        room = (MOST_COLUMNS - len(self.program.lower)) // max(1, self.count)
+        return next((rows for rows in (every, some) if len(rows) <= room), [])
+
+    def _window(self, first: int, last: int) -> None:
+        """What holds for the intervals from `first` to `last` as if they were one."""
+        problem, program = self.problem, self.program
+        ran = [program.column(0.0, 1.0) for _ in range(self.count)]
+        inside = range(first, last + 1)
+
+        def from_start(s: int, terms: dict[int, float]) -> None:
+            """A storage was there at the start or is made in the window."""
+            for maker in self.producers[s]:
+                terms[ran[maker]] = -1.0
+            if first > 0:
+                terms[self.alive(s, first - 1)] = -1.0
+            program.row(-np.inf, 0.0, terms)
+
+        for number in range(self.count):
+            parts = [self.ran(number, j) for j in inside]
+            program.row(-np.inf, 0.0, {ran[number]: 1.0, **dict.fromkeys(parts, -1.0)})
+            for part in parts:
+                program.row(0.0, np.inf, {ran[number]: 1.0, part: -1.0})
+            for s in problem.reads[number]:
+                from_start(s, {ran[number]: 1.0})
+        is_end = last == self.intervals - 1
+        if not is_end:
+            for s in range(self.width):
+                if not problem.step.storages[s].resident:
+                    from_start(s, {self.alive(s, last): 1.0})
+        runs = problem.must_run if is_end else problem.ancestors_of(self.moments[last])
+        begin = self.moments[first - 1] if first > 0 else -1
+        for number in runs:
+            if begin in (-1, number) or problem.comes_before(begin, number):
+                program.lower[ran[number]] = 1.0
+
+    def solve_whole(self, limit_seconds: float) -> Bound:
         """The least time if every number is 0 or 1, or a bound of it.
 
         It is above that of numbers in between: half a storage cannot be held. More
         moments never lower it, which in between they may.
         """
         if self.program.is_contradictory():
-            return np.inf
+            return Bound(np.inf, True)
         self.program.integral = [True] * len(self.program.lower)
         each = ROUND_ENTRY_SECONDS * len(self.program.index)
         answer = solve(
@@ -207,8 +260,9 @@ class Relaxation:
         self.problem.evaluator.spend(each * max(10, answer.rounds))
         if answer.is_infeasible or not np.isfinite(answer.bound):
             # Whatever the reason, it is not believed.
-            return 0.0
-        return answer.bound / self.scale * (1 - 1e-5)
+            return Bound(0.0, False)
+        seconds = answer.bound / self.scale * (1 - 1e-5)
+        return Bound(seconds, answer.is_optimal, self._alive_in(answer))
 
     def solve(self, limit_seconds: float = np.inf) -> Bound:
         """The least time, or what is known of it after this much work.
@@ -226,19 +280,25 @@ class Relaxation:
             return Bound(np.inf, True)
         if not answer.is_optimal:
             return Bound(0.0, False)
-        alive = tuple(
+        # The solver's tolerance is 1e-7 on scaled numbers.
+        seconds = answer.bound / self.scale * (1 - 1e-5)
+        return Bound(seconds, True, self._alive_in(answer))
+
+    def _alive_in(self, answer: Answer) -> tuple[frozenset[int], ...]:
+        """What is alive at each moment, if values were found."""
+        if not answer.values:
+            return ()
+        return tuple(
             frozenset(
                 s for s in range(self.width) if answer.values[self.alive(s, j)] > 0.5
             )
             for j in range(len(self.moments))
         )
-        # The solver's tolerance is 1e-7 on scaled numbers.
-        return Bound(answer.bound / self.scale * (1 - 1e-5), True, alive)
 
     def _answer(self, limit_seconds: float, *, presolve: bool) -> Answer:
         rows, entries = len(self.program.row_lower), len(self.program.index)
         begin = ROW_SECONDS * rows
-        each = ITERATION_SECONDS + ENTRY_SECONDS * entries
+        each = ITERATION_SECONDS + self.entry_seconds * entries
         most = min((limit_seconds - begin) / each, 1e9)
         answer = solve(
             self.program,
@@ -249,47 +309,3 @@ class Relaxation:
         )
         self.problem.evaluator.spend(begin + each * answer.iterations)
         return answer
-
-
-def bound_seconds(
-    problem: Problem,
-    budget: float,
-    candidates: list[int],
-    effort: Effort,
-    *,
-    most_failures: int = MOST_FAILURES,
-    whole_from: list[int] | None = None,
-) -> tuple[float, list[int]]:
-    """The best bound found by choosing moments one after the other, and the moments.
-
-    Candidates come with the most promising first; one that fits the order of those
-    chosen is kept if it raises the bound. With `whole_from`, the bound is that of whole
-    numbers, at these moments and at ever more of them.
-    """
-    chosen, best, failures = whole_from or [], 0.0, 0
-    further = [[m] for m in candidates if m not in chosen]
-    for more in further if whole_from is None else ([], *further):
-        if effort.is_over() or failures >= most_failures:
-            break
-        moments = _in_order(problem, [*chosen, *more])
-        if moments is None:
-            continue
-        relaxation = Relaxation(problem, budget, moments)
-        if whole_from is None:
-            bound = relaxation.solve(effort.seconds_left()).seconds
-        else:
-            bound = relaxation.solve_whole(effort.seconds_left())
-        if bound > best * (1 + WORTH_A_MOMENT):
-            best, chosen, failures = bound, moments, 0
-        else:
-            failures += 1
-    return best, chosen
-
-
-def _in_order(problem: Problem, moments: list[int]) -> list[int] | None:
-    """The moments so that each comes before the next in any schedule, if they do."""
-    before = {m: problem.ancestors_of(m) for m in moments}
-    ordered = sorted(moments, key=lambda m: (len(before[m]), m))
-    if any(a not in before[b] for a, b in pairwise(ordered)):
-        return None
-    return ordered

@@ -2,7 +2,8 @@
 
 The same step, budget and time limit give the same plan on every machine, however busy
 it is, because a second stands for a fixed amount of work (`Evaluator`). The clock is
-looked at only in an emergency: when a search takes many times its limit.
+looked at only in an emergency: when a search takes many times its limit. It is the
+processor's time of this thread, which stands still while others have the processor.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Effort:
         evaluator: Evaluator,
         seconds: float,
         *,
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Callable[[], float] = time.thread_time,
     ) -> None:
         self._evaluator = evaluator
         self._clock = clock
@@ -34,6 +35,7 @@ class Effort:
         self._emergency = self.started + PATIENCE * seconds + PATIENCE_SECONDS
         self._limit = max(seconds, 0.0) * evaluator.units_per_second
         self._section = self._limit
+        self._set_aside = 0.0
         self._is_late = False
 
     @property
@@ -61,13 +63,13 @@ class Effort:
     @contextmanager
     def section(self, share: float) -> Iterator[None]:
         """Within this block the effort is over after a share of what is left."""
-        outer = self._section
+        outer, aside = self._section, self._set_aside
         done = self._evaluator.units
         self._section = done + share * max(0.0, min(outer, self._limit) - done)
         try:
             yield
         finally:
-            self._section = outer
+            self._section = outer + self._set_aside - aside
 
     @contextmanager
     def aside(self, seconds: float) -> Iterator[None]:
@@ -82,6 +84,7 @@ class Effort:
         finally:
             used = self._evaluator.units - begun
             self._limit, self._section = limit + used, section + used
+            self._set_aside += used
 
     def is_over(self) -> bool:
         """Whether the effort, or that of the present section, is spent."""

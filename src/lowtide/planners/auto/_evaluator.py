@@ -115,6 +115,7 @@ class Evaluator:
         """A draft that fits the budget, or the nearest to it that evictions reach."""
         self._load(draft.ops)
         self._work.factor[:] = [1.0] * len(self._work.factor)
+        self._work.early[0] = 0
         how = (float(budget), float(limit_seconds), tried, batch, float(limit_units))
         self._run(_greedy.lower, *self._slots[:2], *how)
         return self._draft()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lowtide.planners.auto._floor import peak_bound_bytes
+from lowtide.planners.auto._forms import choices, formed, original_plan
 from lowtide.planners.auto._search import Search
 from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan
@@ -21,6 +22,25 @@ def frontier(
     All budgets share one set of drafts, so no plan is slower than that of a lower
     budget.
     """
+    kinds = choices(step)
+    found = [
+        [
+            plan and original_plan(step, choice, plan)
+            for plan in _frontier(
+                formed(step, choice).step, budgets, time_limit / len(kinds)
+            )
+        ]
+        for choice in kinds
+    ]
+    return [
+        min(filter(None, plans), key=lambda plan: plan.seconds, default=None)
+        for plans in zip(*found, strict=True)
+    ]
+
+
+def _frontier(
+    step: StepGraph, budgets: Sequence[int], time_limit: float
+) -> list[Plan | None]:
     search = Search(step, time_limit)
     bounds: dict[int, float] = {}
     with search.until_interrupted():
@@ -60,6 +80,22 @@ def lowest_within(
     step: StepGraph, limit_seconds: float, *, time_limit: float = 10.0
 ) -> Plan:
     """The plan with the lowest peak found that takes at most this long."""
+    kinds = choices(step)
+    found = [
+        original_plan(
+            step,
+            choice,
+            _lowest_within(
+                formed(step, choice).step, limit_seconds, time_limit / len(kinds)
+            ),
+        )
+        for choice in kinds
+    ]
+    fitting = [plan for plan in found if plan.seconds <= limit_seconds * (1 + 1e-12)]
+    return min(fitting or found[:1], key=lambda plan: (plan.peak_bytes, plan.seconds))
+
+
+def _lowest_within(step: StepGraph, limit_seconds: float, time_limit: float) -> Plan:
     search = Search(step, time_limit)
     low, high = peak_bound_bytes(search.problem), search.base.peak_bytes
     with search.until_interrupted():

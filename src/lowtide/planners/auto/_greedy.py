@@ -6,7 +6,7 @@ Compiled, as `_moves` is.
 from __future__ import annotations
 
 from lowtide.planners.auto._keep import heap_make, heap_pop
-from lowtide.planners.auto._moves import build, copy, evict, excess_of, undo
+from lowtide.planners.auto._moves import below, build, copy, evict, excess_of, undo
 from lowtide.planners.auto._tables import State, Work
 
 
@@ -60,6 +60,9 @@ def score_gaps(
         if (k >= tried and best > 0.0) or w.score[g] < best * 0.5:
             break
         i, start, stop = w.gap_storage[g], w.gap_start[g], w.gap_stop[g]
+        if w.early[0] and stop - start > 2:
+            # What it is made from may not live as long as the gap.
+            stop = start + 2 + below(w, stop - start - 1)
         for worth in (rate, 0.1 * rate):
             ops, gain, seconds = evict(w, s, i, start, stop, budget, worth)
             undo(w, s)

@@ -115,6 +115,17 @@ def copy(source: State, target: State) -> None:
     target.seconds[0] = source.seconds[0]
 
 
+def draw(w: Work) -> float:
+    """A random number from 0 to below 1 (Park and Miller 1988)."""
+    w.random[0] = w.random[0] * 48271 % 2147483647
+    return w.random[0] / 2147483647.0
+
+
+def below(w: Work, count: int) -> int:
+    """A random whole number below `count`."""
+    return min(count - 1, int(draw(w) * count))
+
+
 def excess_of(s: State, budget: float) -> float:
     """Bytes above the budget, summed over positions."""
     total = 0.0

@@ -12,6 +12,8 @@ from lowtide.planners.auto._problem import Problem
 
 log = logging.getLogger("lowtide.plan")
 
+INFINITE = float("inf")
+
 # Work units per op that a planner may cost, and the largest step on which that is worth
 # it. What another package brings counts as the last.
 _COSTS = {
@@ -39,9 +41,11 @@ SMALL_OPS = 150
 # planners that take seconds are left out, and then all.
 WORTH_ASKING = 0.01
 HARDLY_WORTH_ASKING = 0.002
+# A small step is searched so well that others have to promise more.
+WORTH_ASKING_SMALL = 0.05
+HARDLY_WORTH_ASKING_SMALL = 0.02
 _SECONDS_UNITS = 2000.0
-# These are asked even when the effort is over: nobody should find a better plan with
-# less search.
+# These are asked even when the effort is over, if there is no plan yet.
 _QUICK_UNITS = 200.0
 
 
@@ -52,6 +56,9 @@ def other_plans(
     from lowtide import planners
 
     count = len(problem.step.ops)
+    slow, quick = WORTH_ASKING, HARDLY_WORTH_ASKING
+    if count <= SMALL_OPS:
+        slow, quick = WORTH_ASKING_SMALL, HARDLY_WORTH_ASKING_SMALL
     for name in planners.available():
         units, most = _COSTS.get(name, _UNKNOWN)
         if budget_bytes is None:
@@ -59,10 +66,12 @@ def other_plans(
         # checkmate stops by the clock: with it the same limit may give another plan.
         if name in ("auto", "checkmate") or count > most:
             continue
-        if gap < (WORTH_ASKING if units > _SECONDS_UNITS else HARDLY_WORTH_ASKING):
+        if gap < (slow if units > _SECONDS_UNITS else quick):
             continue
         if count > SMALL_OPS:
             if effort.is_over() and units > _QUICK_UNITS:
+                continue
+            if gap < INFINITE and 1e-6 * units * count > effort.seconds_left():
                 continue
             if budget_bytes is None and name in _NEVER_LOWEST:
                 continue

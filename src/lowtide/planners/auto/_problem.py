@@ -86,6 +86,26 @@ class Problem:
             self._ancestors[number] = self._before({number})
         return self._ancestors[number]
 
+    @cached_property
+    def _earlier(self) -> dict[int, int]:
+        """For each op of the baseline, its ancestors as the bits of a number."""
+        earlier: dict[int, int] = {}
+        producers = self.step.producers
+        for number, op in enumerate(self.step.ops):
+            if op.standby:
+                continue
+            mask = 0
+            for s in self.reads[number]:
+                if len(producers[s]) == 1:
+                    maker = producers[s][0]
+                    mask |= earlier[maker] | 1 << maker
+            earlier[number] = mask
+        return earlier
+
+    def comes_before(self, first: int, second: int) -> bool:
+        """Whether an op of the baseline is an ancestor of another."""
+        return bool(self._earlier[second] >> first & 1)
+
     def _before(self, numbers: set[int]) -> frozenset[int]:
         step = self.step
 

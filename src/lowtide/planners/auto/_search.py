@@ -12,7 +12,6 @@ import numpy as np
 
 from lowtide.errors import BudgetTooSmallError
 from lowtide.planners._memory import recall
-from lowtide.planners.auto._bound import bound_seconds
 from lowtide.planners.auto._effort import Effort
 from lowtide.planners.auto._evaluator import Draft
 from lowtide.planners.auto._exact import ExactSearch
@@ -20,6 +19,7 @@ from lowtide.planners.auto._floor import deepen, peak_bound_bytes, sink
 from lowtide.planners.auto._guide import first_runs, guided
 from lowtide.planners.auto._others import SMALL_OPS, other_plans
 from lowtide.planners.auto._problem import Problem, outputs_late
+from lowtide.planners.auto._prove import bound_seconds, refined_seconds
 from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan, Proof
 from lowtide.step.schedule import blame, make_plan, with_frees
@@ -31,6 +31,7 @@ DETOURS = (1.0, 0.96, 0.91, 0.85, 0.78)
 # baseline's time: leaving out what is not needed may win it back.
 WORTH_RAISING = 0.01
 GUIDED_OPS = 30_000
+LARGE_OPS = 10_000
 # Seconds per op that a first plan may take, if the time limit is shorter.
 FIRST_PLAN_SECONDS = 0.0015
 # Steps on which the optimum itself is looked for.
@@ -38,22 +39,23 @@ EXACT_OPS = 60
 MOST_STATES = 100_000
 # A plan this near its bound, as a share of the baseline's time, is not improved.
 CLOSE_ENOUGH = 2e-4
-
 # A small step is not searched for longer than this, or than this for the fourth power
 # of the number of its ops: nothing more is found.
-SMALL_SECONDS = 0.2
+SMALL_SECONDS = 0.3
 FOURTH_POWER_SECONDS = 1.2e-8
+FIFTH_POWER_SECONDS = 1.1e-10  # the same for proving that there is nothing more
 # What is left between plan and bound, as a share of the baseline's time, for which
-# programs in whole numbers are solved; and how many moments in a row may bring nothing.
-WORTH_WHOLE = 0.05
-WHOLE_FAILURES = 40
-# How often the search looks at the clock and notes what it has found.
-SLICES = 40
-# How far a step of the search may lead astray, as a share of the baseline's time.
-HEAT = 0.003
+# larger programs are solved; what share of the search they get; and up to how many ops
+# they are solved in whole numbers.
+WORTH_REFINING = 0.04
+REFINED_SHARE = 0.35
+WHOLE_OPS = 500
+SLICES = 40  # how often the search looks at the clock and notes what it has found
+HEAT = 0.003  # how far a move may lead astray, as a share of the baseline's time
 
 # The lowest peak is asked for by error messages and sweeps: nobody should wait long.
 FLOOR_SECONDS = 12.0
+FLOOR_PER_SECOND = 1.2  # if less: seconds for it for each that a search is given
 
 
 class Search:
@@ -64,15 +66,20 @@ class Search:
         step: StepGraph,
         time_limit: float,
         *,
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Callable[[], float] = time.thread_time,
     ) -> None:
         self.step = step
         self.problem = Problem(step)
         self.evaluator = self.problem.evaluator
         self.exact_seconds = 0.4 * time_limit
+        self.floor_seconds = floor_seconds(time_limit)
         enough = max(SMALL_SECONDS, FOURTH_POWER_SECONDS * len(step.ops) ** 4)
         self.effort = Effort(self.evaluator, min(time_limit, enough), clock=clock)
-        self.whole_seconds = min(0.5 * time_limit, max(0.0, time_limit - enough))
+        self.refine_seconds = min(
+            0.5 * time_limit,
+            max(0.0, time_limit - enough),
+            FIFTH_POWER_SECONDS * len(step.ops) ** 5,
+        )
         given = self.evaluator.draft(self.problem.baseline)
         self.problem.baseline = outputs_late(self.problem)
         self.base = self.evaluator.draft(self.problem.baseline)
@@ -80,6 +87,7 @@ class Search:
         self.found_by_others: list[tuple[int, ...]] = []
         self.history: list[tuple[float, float]] = []
         self.moments: Counter[int] = Counter()
+        self.chosen: list[int] = []  # the moments of the bound
         self.proven = 0.0
         self.proven_bytes = 0.0
         self.budget = 0.0
@@ -145,6 +153,7 @@ class Search:
         if draft is None:
             if self.is_interrupted:
                 raise KeyboardInterrupt
+            # The same floor that is found when it is asked for.
             floor = lowest(self.step)
             raise BudgetTooSmallError(
                 budget_bytes,
@@ -160,22 +169,30 @@ class Search:
             return
         if self.solve_exactly():
             return
-        with self.effort.section(0.4):
+        # On a very large step the first program takes most of the time there is.
+        large = len(self.step.ops) > LARGE_OPS
+        with self.effort.section(0.9 if large else 0.4):
             self.begin()
         with self.effort.section(0.4):
             self.others(budget_bytes)
         if self.best() is None:
             self._insist()
-        if self.best() is None:
-            # The same floor that is found when it is asked for: errors quote it.
-            self.offer(self.evaluator.draft(lowest(self.step).ops))
+        # A short search takes a short look first; errors quote what the long one finds.
+        for seconds in dict.fromkeys((self.floor_seconds, FLOOR_SECONDS)):
+            if self.best() is None:
+                floor = lowest(self.step, seconds)
+                self.offer(self.evaluator.draft(floor.ops))
         best = self.best()
         if best is None:
             return
         self.offer(self.raise_up(best))
-        if not self.is_close():
+        if self.is_close():
+            return
+        # Where much is not proven, a part of the time is for that.
+        leave = REFINED_SHARE if self._is_far() and not self.refine_seconds else 0.0
+        with self.effort.section(1.0 - leave):
             self.improve()
-            self.prove_whole()
+        self.refine()
 
     def _insist(self) -> None:
         """Look for a first plan beyond the time limit.
@@ -239,23 +256,31 @@ class Search:
         if self.step.turn < 0 or len(self.step.ops) > GUIDED_OPS:
             return
         with self.effort.section(share):
-            candidates = self._moments()
-            given = self.problem, self.budget, candidates, self.effort
-            found, _ = bound_seconds(*given)
-        self.proven = max(self.proven, found)
+            given = self.problem, self.budget, self._moments(), self.effort
+            found, moments = bound_seconds(*given)
+        if found > self.proven:
+            self.proven, self.chosen = found, moments
 
-    def prove_whole(self) -> None:
-        """Raise the bound by whole numbers where that is quick and may be much."""
-        best = self.best()
-        worth = WORTH_WHOLE * self.step.baseline_seconds
-        if best is None or best.seconds - self.proven < worth:
+    def refine(self) -> None:
+        """Raise the bound by larger programs where it leaves much open."""
+        if self.step.turn < 0 or len(self.step.ops) > GUIDED_OPS or not self._is_far():
             return
         given = self.problem, self.budget, self._moments(), self.effort
-        with self.effort.aside(self.whole_seconds):
-            with self.effort.section(0.5):
-                found, chosen = bound_seconds(*given, most_failures=WHOLE_FAILURES)
-            whole, _ = bound_seconds(*given, whole_from=chosen)
-        self.proven = max(self.proven, found, whole)
+        moments = self.chosen or [self.step.turn]
+        with self.effort.aside(self.refine_seconds + self.effort.seconds_left()):
+            for whole in (False, True)[: 2 if len(self.step.ops) <= WHOLE_OPS else 1]:
+                with self.effort.section(1.0 if whole else 0.4):
+                    found, moments = refined_seconds(
+                        *given, moments=moments, whole=whole
+                    )
+                self.proven = max(self.proven, found)
+
+    def _is_far(self) -> bool:
+        """Whether much of the best draft's extra time is not proven necessary."""
+        best = self.best()
+        least = max(self.proven, self.needed_seconds)
+        worth = WORTH_REFINING * self.step.baseline_seconds
+        return best is not None and best.seconds - least >= worth
 
     def is_close(self) -> bool:
         """Whether the best draft is within `CLOSE_ENOUGH` of the bound."""
@@ -409,11 +434,17 @@ class Search:
         )
 
 
-def lowest(step: StepGraph) -> Plan:
+def floor_seconds(time_limit: float) -> float:
+    """How long to look for the lowest peak in a search of this limit."""
+    return min(FLOOR_SECONDS, FLOOR_PER_SECOND * time_limit)
+
+
+def lowest(step: StepGraph, seconds: float | None = None) -> Plan:
     """The plan with the lowest peak found in a few seconds, once for each step."""
+    given = FLOOR_SECONDS if seconds is None else seconds
     return recall(
         step,
-        "the lowest peak of auto",
-        lambda: Search(step, FLOOR_SECONDS).lowest(),
+        ("the lowest peak of auto", given),
+        lambda: Search(step, given).lowest(),
         is_final=lambda plan: plan.proof.stopped_by != "interrupted",
     )

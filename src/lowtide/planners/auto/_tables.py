@@ -76,6 +76,7 @@ class Work(NamedTuple):
     # Space.
     units: SingleFloats  # work done, the same on every machine
     random: SingleInts
+    early: SingleInts  # whether what is evicted may be made again long before its use
     wanted: StorageInts
     first_made: StorageInts
     step_bytes: PositionFloats

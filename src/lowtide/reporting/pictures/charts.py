@@ -8,13 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from lowtide.errors import InvalidArgumentError
-from lowtide.reporting.data import build
-from lowtide.reporting.inputs import sort_things
 from lowtide.reporting.pictures import style
 from lowtide.reporting.pictures.style import picture
 from lowtide.step.files import write_whole
 from lowtide.step.format import format_bytes, format_percent, format_seconds
-from lowtide.step.graph import StepGraph
 from lowtide.step.names import KIND_NAMES, shortened
 
 MARKS = "os^D"
@@ -45,11 +42,6 @@ def chart_picture(name: str, data: dict[str, Any], form: str) -> bytes:
     """One chart of a report; `CHARTS` has the names."""
     height = 5.4 if name == "lifetimes" else 3.6
     return picture(CHARTS[name][1], data, form, height=height)
-
-
-def profile_picture(step: StepGraph, form: str) -> bytes:
-    """Live bytes over the unplanned step."""
-    return picture(_tide, build(sort_things((step,))), form, width=9.6, height=4.8)
 
 
 def _tide(figure: Any, data: dict[str, Any]) -> None:

@@ -37,7 +37,7 @@ _LARGEST = "Whether to look for the largest batch."
 
 def batch(
     frame: SavingFrame,
-    target: options.TargetText,
+    target: options.ModelText,
     batches: Annotated[
         str, option("Batch sizes, separated by commas.", "LIST")
     ] = "4,8,16,32",
@@ -54,9 +54,10 @@ def batch(
     model_options: options.ModelOptions = None,
     how: options.How = "measure",
     device: options.Device = None,
+    mesh: options.Mesh = None,
 ) -> None:
     """Show peak and throughput against batch size, and the largest that fits."""
-    from lowtide.reporting.pictures import batch_picture
+    from lowtide.reporting.pictures.charts import batch_picture
     from lowtide.reporting.report import report
 
     sizes = _read_sizes(batches)
@@ -65,7 +66,8 @@ def batch(
     frame.will_save(output, *PICTURES, ".html", ".json")
 
     def source(size: int) -> options.StepSource:
-        return options.StepSource(target, size, model_options, how, device)
+        given = (target, size, model_options, how, device)
+        return options.StepSource(*given, mesh=mesh)
 
     steps = {size: source(size).step() for size in sizes}
     from lowtide.engine.batch import predict_row, search_with
@@ -83,10 +85,10 @@ def batch(
             with stage(f"planning a batch of {size}", limit_seconds=time_limit):
                 row, plans[size] = predict_row(size, step, budget_bytes, search)
             rows.append(row)
-        if run and how == "measure":
+        if run and how == "measure" and mesh is None:
             for place, row in enumerate(rows):
                 rows[place] = _measured(asked.at(row.batch), row, plans[row.batch])
-        if largest:
+        if largest and mesh is None:
             most = _largest(asked, budget_bytes, plans, search, how)
     except KeyboardInterrupt:
         if not rows:

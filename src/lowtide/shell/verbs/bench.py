@@ -7,8 +7,6 @@ also for those very peaks if asked; then everything in turns, for times and numb
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -17,16 +15,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from lowtide.errors import BudgetTooSmallError, InvalidArgumentError
+from lowtide.errors import BudgetTooSmallError
 from lowtide.shell import options
 from lowtide.shell.failures import say
 from lowtide.shell.frame import PICTURES, Frame, SavingFrame, by_ending
-from lowtide.shell.options import (
-    argument,
-    flag,
-    option,
-    saved_as,
-)
+from lowtide.shell.options import option, saved_as
 from lowtide.shell.progress import stage
 from lowtide.shell.target import (
     Target,
@@ -47,8 +40,6 @@ if TYPE_CHECKING:
 # the lowest of its activations alone.
 THEIRS, FLOOR, ACTIVATIONS = "theirs", "floor", "activations"
 _MOST_SECONDS_OF_A_CHILD = 1800
-_TARGET = "A built-in model, file.py:function or package.module:function."
-_AGAINST = "Compare with other methods on TARGET (the default)."
 _BUDGETS = (
     "Budgets of lowtide's rows; also `floor`, `activations` (their lowest peak alone) "
     "and `theirs`, the peak of each other method."
@@ -59,8 +50,7 @@ _OUTPUT = "Data (.json) or a picture (.png, .svg, .pdf)."
 
 def bench(
     frame: SavingFrame,
-    target: Annotated[str | None, argument(_TARGET, metavar="[TARGET]")] = None,
-    against: Annotated[bool, flag("--against", _AGAINST)] = False,
+    target: options.ModelText,
     budgets: Annotated[str, option(_BUDGETS, "LIST")] = "80%,65%,50%",
     methods: Annotated[str, option(_METHODS, "LIST")] = "usual",
     steps: Annotated[int, option("Timed steps of each method.", "N", min=1)] = 5,
@@ -72,14 +62,9 @@ def bench(
     model_options: options.ModelOptions = None,
 ) -> None:
     """Compare with other methods on a model."""
-    from lowtide.reporting.pictures import against_picture
+    from lowtide.reporting.pictures.charts import against_picture
 
-    del against
     frame.will_save(output, ".json", *PICTURES)
-    if target is None:
-        raise InvalidArgumentError(
-            "lowtide bench", "no TARGET was given", "Write `lowtide bench tiny_gpt`"
-        )
     asked = read_target(target, batch, model_options)
     example = build(asked)
     by_word, words = (THEIRS, FLOOR, ACTIVATIONS), options.words_of(budgets)
@@ -175,7 +160,7 @@ def with_peaks(
 
 def _with_peak(row: Row, asked: Target, plan: Plan | None) -> Row:
     """The row with the peaks of a fresh process, and what the plan promises."""
-    from lowtide.engine.meter import MALLOC_ENVIRONMENT
+    from lowtide.engine.meter import in_fresh_process
     from lowtide.reporting.frontier import bound_overhead
 
     with tempfile.TemporaryDirectory() as folder:
@@ -189,21 +174,12 @@ def _with_peak(row: Row, asked: Target, plan: Plan | None) -> Row:
                 predicted_time_ratio=1 + plan.overhead,
                 bound_time_ratio=1 + bound_overhead(plan),
             )
-        try:
-            module = "lowtide.shell.verbs.bench"
-            done = subprocess.run(
-                [sys.executable, "-m", module, *words, "--", *asked.words],
-                env={**os.environ, **MALLOC_ENVIRONMENT},
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=_MOST_SECONDS_OF_A_CHILD,
-            )
-            found = json.loads(done.stdout.splitlines()[-1])
-        except (subprocess.TimeoutExpired, IndexError, ValueError):
-            say("warning", f"the peak of {row.label} could not be taken")
-            return row
-    return replace(row, **found)
+        words = ["lowtide.shell.verbs.bench", *words, "--", *asked.words]
+        found = in_fresh_process(*words, seconds=_MOST_SECONDS_OF_A_CHILD)
+    if not found:
+        say("warning", f"the peak of {row.label} could not be taken")
+        return row
+    return replace(row, **json.loads(found))
 
 
 def _show(frame: Frame, name: str, data: dict[str, Any]) -> None:

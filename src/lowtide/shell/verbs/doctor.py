@@ -9,30 +9,43 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lowtide import __version__
 from lowtide.errors import TESTED_TORCH
-from lowtide.shell.failures import FAILURE
-from lowtide.shell.frame import Frame
-from lowtide.shell.options import flag
+from lowtide.shell.failures import FAILURE, NOT_VERIFIED
+from lowtide.shell.frame import SavingFrame
+from lowtide.shell.options import flag, saved_as
 from lowtide.shell.progress import stage
 from lowtide.shell.target import load_api
-from lowtide.step.format import format_bytes, format_seconds
+from lowtide.step.format import format_bytes, format_percent, format_seconds
+
+if TYPE_CHECKING:
+    from lowtide.engine.acceptance import Trial
 
 _SETTINGS = ("BUDGET", "PLANNER", "REPORT", "CACHE_DIR", "DISABLE")
 # A name, what was found, and what to make of it.
 Row = tuple[str, str, str]
 _EXTRAS = {"torchvision": "models", "transformers": "models", "matplotlib": "plot"}
 _CALIBRATE = "Measure this machine, for estimates; takes a few seconds."
+_FULL = "Train small models here with and without a plan; takes minutes."
+_ANSWER = "With --full: where to write what was found."
+_ANSWERS = Path("lowtide-doctor.json")
 
 
 def doctor(
-    frame: Frame, calibrate: Annotated[bool, flag("--calibrate", _CALIBRATE)] = False
+    frame: SavingFrame,
+    calibrate: Annotated[bool, flag("--calibrate", _CALIBRATE)] = False,
+    full: Annotated[bool, flag("--full", _FULL)] = False,
+    output: Annotated[Path, saved_as(_ANSWER)] = _ANSWERS,
 ) -> None:
     """Check this machine: torch, devices, solver, cache and settings."""
+    if full:
+        _try(frame, output)
+        return
     if calibrate:
         _calibrate(frame)
         return
@@ -52,7 +65,52 @@ def doctor(
     frame.next("demo")
 
 
-def _calibrate(frame: Frame) -> None:
+def _try(frame: SavingFrame, output: Path) -> None:
+    """The acceptance run: one table, and one file to send to whoever asks for it."""
+    frame.will_save(output, ".json")
+    load_api()
+    from lowtide.engine.acceptance import trials
+    from lowtide.engine.costs.calibrate import calibrate
+
+    with stage("measuring this machine") as advance:
+        machine = calibrate(progress=advance)
+    with stage("training small models both ways") as advance:
+        found = list(trials(advance))
+    data = {
+        "lowtide": "acceptance",
+        "ok": all(trial.ok for trial in found),
+        "machine": asdict(machine),
+        "found": [*_torch(), *_devices(), *_packages()],
+        "trials": [{"ok": trial.ok, **asdict(trial)} for trial in found],
+    }
+    frame.save(output, data)
+    frame.result(data)
+    headings = ("case", "<device", "budget", "<bits", "peak", "predicted", "time")
+    frame.table((*headings, "predicted"), [_row_of(trial) for trial in found])
+    wrong = [trial for trial in found if not trial.ok]
+    for trial in wrong:
+        reason = trial.failure or trial.differences[0]
+        frame.line(f"{trial.case}, {trial.device}, {trial.budget}: {reason}")
+    frame.next("demo")
+    if wrong:
+        raise typer.Exit(NOT_VERIFIED)
+
+
+def _row_of(trial: Trial) -> tuple[str, ...]:
+    cells = [trial.case, trial.device, trial.budget]
+    if trial.failure:
+        return (*cells, "FAILED", "", "", "", "")
+    return (
+        *cells,
+        "equal" if trial.ok else "DIFFERENT",
+        format_bytes(trial.measured_peak_bytes),
+        format_bytes(trial.predicted_peak_bytes),
+        format_percent(trial.measured_overhead, signed=True),
+        format_percent(trial.predicted_overhead, signed=True),
+    )
+
+
+def _calibrate(frame: SavingFrame) -> None:
     """Describe this machine by measuring it; estimates use that from now on."""
     load_api()
     from lowtide.engine.costs.calibrate import calibrate
@@ -94,9 +152,8 @@ def _torch() -> Iterator[Row]:
 
 
 def _devices() -> Iterator[Row]:
-    memory = _memory_bytes()
-    size = f", {format_bytes(memory)} of memory" if memory else ""
-    yield "processor", f"{os.cpu_count()} cores{size}", "ok"
+    memory = format_bytes(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    yield "processor", f"{os.cpu_count()} cores, {memory} of memory", "ok"
     try:
         from lowtide.engine.costs.machine import gpus
 
@@ -107,13 +164,6 @@ def _devices() -> Iterator[Row]:
             yield "cuda", "none", "not needed"
     except Exception as error:  # a broken driver must not stop the other checks
         yield "cuda", f"cannot be asked ({error})", "not needed"
-
-
-def _memory_bytes() -> int:
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):
-        return 0
 
 
 def _packages() -> Iterator[Row]:

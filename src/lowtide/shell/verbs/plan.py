@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from lowtide.errors import BudgetTooSmallError
@@ -70,6 +70,12 @@ def plan(
         )
         frame.line()
     _show(frame, step, best)
+    if step.facts.get("mesh"):
+        _show_rank(frame, step, best)
+        words = [*replace(asked, batch=None).words, "--device", source.device or "h100"]
+        words += ["--mesh", str(source.mesh), "--budget", str(budget or "70GiB")]
+        frame.next("batch", *words, "--batches", "1,2,4")
+        return
     if output is None:
         share = repr(budget or best.peak_bytes)
         frame.text(f"train with it: lowtide.optimize(model, budget={share})")
@@ -169,3 +175,20 @@ def _show(frame: SavingFrame, step: StepGraph, plan: Plan) -> None:
     cards = {card["id"]: card for card in plan_cards(inputs, plan, walks)}
     frame.line(headline(inputs, plan))
     frame.cards([cards[name] for name in _CARDS])
+
+
+def _show_rank(frame: SavingFrame, step: StepGraph, plan: Plan) -> None:
+    """What one of many ranks has in memory at its peak, by kind."""
+    from lowtide.step.names import KIND_NAMES
+    from lowtide.step.walk import walk
+
+    walked = walk(step, plan.schedule)
+    rows = [
+        (KIND_NAMES.get(kind, kind), format_bytes(column[walked.peak_run]))
+        for kind, column in walked.by_kind.items()
+        if column[walked.peak_run]
+    ]
+    frame.line()
+    frame.table(("at the peak of a rank", "bytes"), rows)
+    for note in step.notes[-1:]:
+        frame.text(note)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 from pathlib import Path
@@ -39,14 +38,19 @@ def profile(
     refresh: Annotated[bool, flag("--refresh", _REFRESH)] = False,
 ) -> None:
     """Show what a training step needs: bytes, time, and what holds them."""
-    from lowtide.reporting.pictures import profile_picture
+    from lowtide.reporting.pictures.charts import chart_picture
+    from lowtide.reporting.report import report
+    from lowtide.step.analysis.csv import table_of
 
     for path in (output, plot, csv):
         frame.will_save(path)
     step = source.step(refresh=refresh)
     frame.save(output, lambda _: step_file(step))
-    frame.save(plot, lambda ending: profile_picture(step, ending[1:] or "png"))
-    frame.save(csv, lambda _: _table(step, csv_of))
+    frame.save(
+        plot,
+        lambda ending: chart_picture("tide", report(step).data, ending[1:] or "png"),
+    )
+    frame.save(csv, lambda _: table_of(step, csv_of))
     frame.result(step.to_dict())
     _show(frame, step, depth=depth, floor=floor)
     words = source.words if output is None else (str(output),)
@@ -89,11 +93,3 @@ def _show(
     else:
         frame.line(step.name, "bold")
         frame.text(text)
-
-
-def _table(step: StepGraph, rows: Rows) -> str:
-    from lowtide.step.analysis.csv import write_csv
-
-    text = io.StringIO()
-    write_csv(step, text, rows)
-    return text.getvalue()

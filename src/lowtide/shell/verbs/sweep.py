@@ -33,7 +33,7 @@ def sweep(
     """Show the whole trade between peak and time, one plan for each budget."""
     from lowtide.planners import load
     from lowtide.planners._sweep import sweep as sweep_step
-    from lowtide.reporting.pictures import chart_picture
+    from lowtide.reporting.pictures.charts import chart_picture
     from lowtide.reporting.report import report
 
     wanted = _read_budgets(budgets)
@@ -57,7 +57,6 @@ def sweep(
 
 
 def _read_budgets(text: str) -> int | list[str]:
-    """A count of budgets, or the budgets themselves."""
     if text.strip().isdecimal() and int(text) < 1000:
         return int(text)
     return [read_budget(part) for part in words_of(text)]

@@ -147,10 +147,9 @@ def _show(frame: Frame, verified: Verification) -> None:
         ("peak", peak),
     ]
     if measured is not None:
-        extra = measured.seconds / max(measured.baseline_seconds, 1e-30) - 1
         time = (
             f"predicted {format_percent(plan.overhead, signed=True)}, measured "
-            f"{format_percent(extra, signed=True)} "
+            f"{format_percent(measured.ratio - 1, signed=True)} "
             f"({format_seconds(measured.baseline_seconds)} to "
             f"{format_seconds(measured.seconds)})"
         )

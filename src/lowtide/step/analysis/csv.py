@@ -6,20 +6,18 @@ import csv
 import io
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
-from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any, Literal
 
 from lowtide.errors import InvalidArgumentError
 from lowtide.step.analysis.ops import OpRecord, Share, by_module, op_records
 from lowtide.step.analysis.storages import Lifetime, lifetimes
-from lowtide.step.files import write_whole
 from lowtide.step.graph import StepGraph
 
 Table = Literal["storages", "ops", "modules"]
 
 
-def write_csv(step: StepGraph, out: TextIO, table: Table = "storages") -> None:
-    """Write one row per storage, op or module."""
+def table_of(step: StepGraph, table: Table) -> str:
+    """One row per storage, op or module."""
     rows: Sequence[Any]
     match table:
         case "storages":
@@ -36,29 +34,16 @@ def write_csv(step: StepGraph, out: TextIO, table: Table = "storages") -> None:
             )
     names = [field.name for field in fields(record)]
     names += ["bytes_per_second"] if record is Lifetime else []
-    write_rows(out, names, ([getattr(row, name) for name in names] for row in rows))
+    return as_csv(names, ([getattr(row, name) for name in names] for row in rows))
 
 
-def save_csv(
-    step: StepGraph,
-    path: str | Path,
-    table: Table = "storages",
-    *,
-    force: bool = False,
-) -> None:
-    """Write a table into a file; see `write_whole` for what it may replace."""
+def as_csv(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A table of names and numbers that a spreadsheet shows as they are."""
     out = io.StringIO()
-    write_csv(step, out, table)
-    write_whole(path, out.getvalue(), force=force)
-
-
-def write_rows(
-    out: TextIO, headings: Sequence[str], rows: Iterable[Sequence[Any]]
-) -> None:
-    """Write a table of names and numbers that a spreadsheet shows as they are."""
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(headings)
     writer.writerows([inert(cell) for cell in row] for row in rows)
+    return out.getvalue()
 
 
 def inert(cell: Any) -> Any:

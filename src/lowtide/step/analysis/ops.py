@@ -69,7 +69,6 @@ class Share:
 
     @property
     def seconds(self) -> float:
-        """Seconds in all phases."""
         return self.forward_seconds + self.backward_seconds + self.optimizer_seconds
 
     @property

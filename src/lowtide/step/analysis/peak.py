@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -60,12 +61,10 @@ class Peak:
         return self._sum(lambda s: s.op_type or s.kind)
 
     def _sum(self, label: Callable[[AliveStorage], str]) -> dict[str, int]:
-        found: dict[str, int] = {}
+        found = Counter({"scratch": self.scratch_bytes})
         for s in self.storages:
-            found[label(s)] = found.get(label(s), 0) + s.nbytes
-        if self.scratch_bytes:
-            found["scratch"] = self.scratch_bytes
-        return dict(sorted(found.items(), key=lambda kv: -kv[1]))
+            found[label(s)] += s.nbytes
+        return dict((+found).most_common())
 
 
 def peak_of(walk: Walk) -> Peak:

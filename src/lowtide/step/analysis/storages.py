@@ -51,11 +51,6 @@ class Lifetime:
             return 0.0
         return self.nbytes / max(self.recompute_seconds, 1e-9)
 
-    @property
-    def crosses(self) -> bool:
-        """Whether it is made in the forward and used again in the backward."""
-        return not self.resident and self.idle_seconds > 0
-
 
 @dataclass(frozen=True, slots=True)
 class Fate:

@@ -6,27 +6,20 @@ from math import inf, isfinite
 
 from lowtide.step.analysis.ops import Share, by_module, shares
 from lowtide.step.analysis.peak import Peak, at_peak
-from lowtide.step.format import (
-    aligned,
-    format_bytes,
-    format_percent,
-    format_seconds,
-)
+from lowtide.step.format import aligned, format_bytes, format_percent, format_seconds
 from lowtide.step.graph import StepGraph
 from lowtide.step.names import KIND_NAMES, shortened
 
+_ROWS = 12
+
 
 def format_profile(
-    step: StepGraph, *, depth: int | None = None, rows: int = 12, floor: bool = True
+    step: StepGraph, *, depth: int | None = None, floor: bool = True
 ) -> str:
     """The summary of a step: peak, floor, time, and the modules that hold the bytes.
 
-    Args:
-        step: What to describe.
-        depth: How many names of a module path to show; by default as many as give a
-            table worth reading.
-        rows: Show at most this many modules, those that keep most.
-        floor: Whether to look for the lowest peak, which asks a planner.
+    `depth` is how many names of a module path to show; by default as many as give a
+    table worth reading. To look for the `floor` asks a planner.
     """
     peak = at_peak(step)
     lines = [_row("graph", _counts(step)), *_peak_lines(step, peak)]
@@ -34,7 +27,7 @@ def format_profile(
         lowest = f"{format_bytes(step.floor_bytes):12s} the lowest peak found"
         lines.append(_row("floor", lowest))
     lines.append(_row("time", _time(step)))
-    lines += ["", *_module_table(step, depth, rows)]
+    lines += ["", *_module_table(step, depth)]
     lines += [_row("note", note) for note in step.notes]
     return "\n".join(lines)
 
@@ -97,9 +90,9 @@ def _time(step: StepGraph) -> str:
     return f"{format_seconds(total):12s} {', '.join(split)}{tail}"
 
 
-def _module_table(step: StepGraph, depth: int | None, rows: int) -> list[str]:
+def _module_table(step: StepGraph, depth: int | None) -> list[str]:
     parts = _choose(step, depth)
-    shown = sorted(parts, key=lambda share: -share.kept_bytes)[:rows]
+    shown = sorted(parts, key=lambda share: -share.kept_bytes)[:_ROWS]
     shown = [share for share in parts if share in shown]
     if not shown:
         return []

@@ -1,0 +1,195 @@
+"""Which forms of its ops a step is planned with.
+
+An op whose own arguments and results do not fit the budget cannot run, so where it has
+another form, that one is taken. Forms that the budget does not ask for cost time; they
+are tried where what recomputation alone finds costs more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from itertools import combinations
+
+from lowtide.errors import BudgetTooSmallError
+from lowtide.planners._memory import recall
+from lowtide.step.forms import Formed, forms, in_form, replaced
+from lowtide.step.graph import StepGraph
+from lowtide.step.plan import Plan, Proof
+from lowtide.step.remake import remaking
+from lowtide.step.schedule import make_plan, with_frees
+
+Find = Callable[[StepGraph, int | None], Plan]
+Choice = frozenset[int]
+NONE: Choice = frozenset()
+# Of so many, every choice is looked at.
+MOST_FORMS = 4
+
+
+def with_forms(step: StepGraph, budget: int | None, find: Find) -> Plan:
+    """The best plan that `find` finds, with some forms or without."""
+    every = all_forms(step)
+    if not every:
+        return find(step, budget)
+    if budget is None:
+        lowest = _planned(step, every, None, find)
+        if lowest.peak_bytes <= _sure_with(step, NONE, NONE)[1]:
+            return lowest
+        plain = _planned(step, NONE, None, find)
+        return min(lowest, plain, key=lambda plan: (plan.peak_bytes, plan.seconds))
+    best: Plan | None = None
+    errors: list[BudgetTooSmallError] = []
+    for choice in dict.fromkeys((needed_forms(step, budget), every)):
+        more = _extra_seconds(step, choice)
+        if best is not None and best.seconds <= step.baseline_seconds + more:
+            continue
+        try:
+            plan = _planned(step, choice, budget, find)
+        except BudgetTooSmallError as error:
+            errors.append(error)
+            continue
+        if best is None or plan.seconds < best.seconds:
+            best = plan
+    if best is None:
+        raise min(errors, key=lambda error: error.floor_bytes)
+    return best
+
+
+def choices(step: StepGraph) -> tuple[Choice, ...]:
+    """Without forms and, if there are some, with all of them."""
+    every = all_forms(step)
+    return (NONE, every) if every else (NONE,)
+
+
+def formed(step: StepGraph, choice: Choice) -> Formed:
+    """The step with these forms; the same one each time."""
+    if not all_forms(step):
+        return Formed(step, tuple(range(len(step.ops))))
+    return recall(step, ("forms", choice), lambda: in_form(step, choice))
+
+
+def all_forms(step: StepGraph) -> Choice:
+    """Every form that the step has."""
+    return recall(step, "forms", lambda: frozenset(forms(step)))
+
+
+def needed_forms(step: StepGraph, budget: int) -> Choice:
+    """Forms of ops that do not fit the budget even alone."""
+    room = budget - step.resident_bytes
+    large = {i for i in step.baseline if _own_bytes(step, i) > room}
+    if not large:
+        return NONE
+    return frozenset(
+        form for form in all_forms(step) if not large.isdisjoint(_gone(step, {form}))
+    )
+
+
+def original_plan(step: StepGraph, choice: Choice, plan: Plan) -> Plan:
+    """The plan of a step with forms as one of the step itself."""
+    if not all_forms(step):
+        return plan
+    own = formed(step, choice)
+    return make_plan(
+        step,
+        with_frees(step, own.original(plan.ops)),
+        planner=plan.planner,
+        budget_bytes=plan.budget_bytes,
+        proof=_proof(step, choice, plan),
+    )
+
+
+def _planned(step: StepGraph, choice: Choice, budget: int | None, find: Find) -> Plan:
+    own = formed(step, choice)
+    try:
+        found = find(own.step, budget)
+    except BudgetTooSmallError as error:
+        bound = min(error.bound_bytes, _least_bytes(step))
+        raise BudgetTooSmallError(
+            error.budget_bytes, error.floor_bytes, error.blame, bound
+        ) from None
+    return original_plan(step, choice, found)
+
+
+def _proof(step: StepGraph, choice: Choice, plan: Plan) -> Proof:
+    """What is proven of a plan, if other forms could have been chosen.
+
+    What the search has proven holds for schedules of the ops that it knew: without
+    forms those of the whole step, but for schedules that use some.
+    """
+    proof = plan.proof
+    bound = min(
+        (
+            proof.bound_seconds if not some and not choice else seconds
+            for some, seconds, nbytes in _sure(step)
+            if nbytes <= plan.budget_bytes
+        ),
+        default=0.0,
+    )
+    bound = min(bound, plan.seconds)
+    stopped = proof.stopped_by
+    if bound >= plan.seconds * (1 - 1e-12):
+        stopped = "optimal"
+    elif stopped == "optimal":
+        stopped = "search"
+    return replace(
+        proof,
+        bound_seconds=bound,
+        gap=1.0 - bound / plan.seconds if plan.seconds > 0 else 0.0,
+        stopped_by=stopped,
+        bound_bytes=min(proof.bound_bytes, _least_bytes(step)),
+    )
+
+
+def _sure(step: StepGraph) -> list[tuple[Choice, float, int]]:
+    """For each choice of forms, the time and the peak of what has to run with it.
+
+    If there are many, one entry stands for all of them: what runs with every choice.
+    """
+    every = all_forms(step)
+    if len(every) > MOST_FORMS:
+        return [(every, *_sure_with(step, NONE, every))]
+    some = [frozenset(c) for n in range(len(every) + 1) for c in combinations(every, n)]
+    return [(choice, *_sure_with(step, choice, choice)) for choice in some]
+
+
+def _sure_with(step: StepGraph, used: Choice, allowed: Choice) -> tuple[float, int]:
+    """Time and peak of the ops that run in every schedule with these forms."""
+    others = all_forms(step).difference(allowed)
+
+    def only_maker(storage: int) -> int:
+        makers = [i for i in step.producers[storage] if i not in others]
+        return makers[0] if len(makers) == 1 else -1
+
+    sure = {i for i in step.baseline if step.ops[i].once}.union(used)
+    sure |= {only_maker(s) for s in step.outputs} - {-1}
+    read = {s for i in sure for s in step.ops[i].reads}
+    walk = remaking(step, read, step.resident, maker_of=only_maker)
+    sure.update(walk.ops)
+    nbytes = max((_own_bytes(step, i) for i in sure), default=0)
+    return sum(step.ops[i].seconds for i in sorted(sure)), step.resident_bytes + nbytes
+
+
+def _least_bytes(step: StepGraph) -> int:
+    """No schedule has a lower peak, whatever forms it uses."""
+    return min(nbytes for _, _, nbytes in _sure(step))
+
+
+def _extra_seconds(step: StepGraph, choice: Iterable[int]) -> float:
+    """By how much the step is longer with these forms, if nothing runs again."""
+    choice = frozenset(choice)
+    gone = _gone(step, choice)
+    return sum(step.ops[i].seconds for i in choice) - sum(
+        step.ops[i].seconds for i in gone
+    )
+
+
+def _gone(step: StepGraph, choice: Iterable[int]) -> frozenset[int]:
+    choice = frozenset(choice)
+    return recall(step, ("replaced", choice), lambda: replaced(step, choice))
+
+
+def _own_bytes(step: StepGraph, number: int) -> int:
+    """What an op needs in any schedule, beside residents."""
+    op = step.ops[number]
+    touched = {s for s in (*op.reads, *op.writes) if not step.storages[s].resident}
+    return sum(step.sizes[s] for s in touched) + step.passing_bytes[number]

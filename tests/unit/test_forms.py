@@ -1,0 +1,107 @@
+"""Other forms of ops: what they replace, when they are chosen, what stays proven."""
+
+from __future__ import annotations
+
+import pytest
+
+from lowtide.errors import BudgetTooSmallError
+from lowtide.planners import load
+from lowtide.planners.auto import frontier, lowest_within
+from lowtide.step.forms import forms, in_form, replaced
+from lowtide.step.graph import StepGraph, check_graph
+from lowtide.step.simulate import simulate
+from tests.oracle import least_seconds_within, random_step
+
+# A head and its loss: logits of 100 bytes, or 10 at a time. The plain step needs 200
+# where the softmax is made. With both forms the most is h, d, w, g and the scratch.
+HEAD = """
+resident t 0
+h       = layer(t)          10 bytes  1 s
+x       = head(h)           100 bytes 3 s
+p       = softmax(x)        100 bytes 1 s
+l       = loss(p)           1 bytes   1 s
+l       = head_loss(h)      1 bytes   5 s  standby scratch 10
+turn(l) -> d                1 bytes
+q       = loss_back(d, p)   100 bytes 1 s
+g       = head_back(q)      10 bytes  3 s
+w       = weight_back(q, h) 20 bytes  3 s
+g, w    = head_gradients(d, h)  10 20 bytes 12 s  standby scratch 10
+e       = layer_back(g)     5 bytes   1 s
+-> w, e
+"""
+
+
+@pytest.fixture
+def head() -> StepGraph:
+    return StepGraph.from_text(HEAD)
+
+
+def test_a_form_replaces_what_nobody_else_needs(head: StepGraph) -> None:
+    assert [head.ops[i].target for i in forms(head)] == ["head_loss", "head_gradients"]
+    gone = replaced(head, forms(head))
+    assert [head.ops[i].target for i in sorted(gone)] == [
+        *("head", "softmax", "loss", "loss_back", "head_back", "weight_back")
+    ]
+    # Its backward still reads the softmax.
+    assert [head.ops[i].target for i in replaced(head, forms(head)[:1])] == ["loss"]
+
+
+def test_a_step_in_form_is_a_step_whose_sequences_are_those_of_the_step(
+    head: StepGraph,
+) -> None:
+    own = in_form(head, forms(head))
+    check_graph(own.step)
+    names = ["layer", "head_loss", "lowtide::turn", "head_gradients", "layer_back"]
+    assert [head.ops[i].target for i in own.numbers] == names
+    assert own.original(own.step.baseline) == list(own.numbers)
+
+
+@pytest.mark.parametrize(
+    ("budget", "seconds", "names"),
+    [
+        (211, 14.0, set()),  # all that the plain step takes
+        (210, 15.0, set()),  # without h, which is made again
+        (199, 19.0, {"head_loss", "head_gradients"}),  # x and p do not fit
+        (51, 19.0, {"head_loss", "head_gradients"}),  # h, d, g, w and the scratch
+    ],
+)
+def test_forms_run_where_the_budget_asks_for_them(
+    head: StepGraph, budget: int, seconds: float, names: set[str]
+) -> None:
+    plan = load("auto").plan(head, budget, time_limit=0.2)
+    assert plan.seconds == pytest.approx(seconds)
+    ran = {head.ops[i].target for i in plan.ops if head.ops[i].standby}
+    assert ran == names
+    assert plan.proof.bound_seconds <= plan.seconds
+    assert simulate(head, plan.schedule).peak_bytes == plan.peak_bytes <= budget
+
+
+def test_the_floor_is_that_of_the_forms(head: StepGraph) -> None:
+    assert head.floor_bytes == 51
+    with pytest.raises(BudgetTooSmallError) as caught:
+        load("auto").plan(head, 50, time_limit=0.2)
+    assert caught.value.floor_bytes == 51 >= caught.value.bound_bytes
+
+
+def test_sweeps_use_them_too(head: StepGraph) -> None:
+    plans = frontier(head, [50, 51, 211], time_limit=0.5)
+    assert [plan and plan.peak_bytes for plan in plans] == [None, 51, 211]
+    assert lowest_within(head, 14.0, time_limit=0.3).peak_bytes == 211
+    assert lowest_within(head, 19.0, time_limit=0.3).peak_bytes == 51
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_schedule_is_better_than_what_is_proven(seed: int) -> None:
+    step = random_step(seed, 4, forms=True)
+    check_graph(step)
+    span = step.baseline_peak_bytes - step.resident_bytes
+    for share in (0.5, 0.7, 0.9):
+        budget = step.resident_bytes + int(share * span)
+        least = least_seconds_within(step, budget)
+        try:
+            plan = load("auto").plan(step, budget, time_limit=0.2)
+        except BudgetTooSmallError:
+            continue  # none, or only some of the forms would do
+        assert plan.peak_bytes <= budget
+        assert plan.proof.bound_seconds <= least * (1 + 1e-9)
+        assert least <= plan.seconds * (1 + 1e-9)
