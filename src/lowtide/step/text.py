@@ -14,9 +14,10 @@ da    = gb(a, db)       16 bytes   2 s  scratch 8
 A line makes storages by an op from storages; bytes are listed in the order of the names
 on the left. After the time come flags: `random`, `mutates`, `collective` (the op runs
 once), `standby`, `scratch N`, `over NAME` (which the first result can take the place
-of), `updates NAME` (which nothing may read afterwards). `turn(...)` ends the forward: what it reads must exist by
-then, what it writes starts the backward. The last line names the step's outputs. A name
-made again on a `standby` line is the same storage. `#` starts a comment.
+of), `updates NAME` (which nothing may read afterwards). `turn(...)` ends the forward:
+what it reads must exist by then, what it writes starts the backward. The last line
+names the step's outputs. A name made again on a `standby` line is the same storage. `#`
+starts a comment.
 """
 
 from __future__ import annotations
