@@ -158,7 +158,7 @@ class GraphWriter:
     """Writes one graph. `values` maps nodes of the old to what holds their value now.
 
     What a backward takes from its forward is in `saved`; its placeholders stand before
-    the `first_tangent`, those that are neither tensor nor number from `first_object` on.
+    the `first_tangent`, those of neither tensors nor numbers from `first_object` on.
     """
 
     def __init__(self) -> None:
