@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensorMode
 
 import lowtide
 from lowtide.engine import packing
@@ -36,6 +37,17 @@ def test_bits_come_back_in_their_layout():
     again = packing.unpack_bits(packing.pack_bits(mask), *layout)
     assert torch.equal(again, mask)
     assert again.stride() == mask.stride()
+
+
+def test_a_dry_run_leaves_nothing_for_real_ones():
+    image, window = torch.randn(1, 2, 6, 11), (11, (2, 2), (2, 2), (0, 0), (1, 1))
+    _, indices = aten.max_pool2d_with_indices(image, (2, 2))
+    layout = (tuple(indices.shape), tuple(indices.stride()))
+    with FakeTensorMode() as mode:
+        fake = packing.pack_offsets(mode.from_tensor(indices), *window)
+        packing.unpack_offsets(fake, *layout, *window)
+    packed = packing.pack_offsets(indices, *window)
+    assert torch.equal(packing.unpack_offsets(packed, *layout, *window), indices)
 
 
 def test_indices_of_maxima_come_back_from_one_byte_each():

@@ -4,8 +4,8 @@ What runs aside is the user's own code: it may draw random numbers, append to li
 count, print. A forked copy does all of that to its own memory, and only a pickled
 answer comes back. Where a process cannot be copied (no `fork`, or a GPU is in use,
 which does not survive it), or the copy cannot do the work (a build of torch for GPUs
-runs no backward in it after one has run here), the work is done here, and the random
-streams are put back.
+runs no backward in it after one has run here; a lock that another thread held is never
+released in it), the work is done here, and the random streams are put back.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import os
 import pickle
 import signal
 import sys
-import threading
+import time
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
 from functools import cache
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -35,13 +35,14 @@ from lowtide.errors import CaptureError
 Answer = TypeVar("Answer")
 # A copy inherits locks that other threads held and will never release.
 _LONGEST_SECONDS = 1800.0
+_LOOK_SECONDS = 5.0
 # What torch says in the copy if it was built for GPUs, and a backward has run before.
 _NO_BACKWARD_IN_A_COPY = "autograd's threading in combination with fork"
 
 
 def run_aside(work: Callable[[], Answer]) -> Answer:
     """What `work` returns, or raises, without any of its effects."""
-    if not hasattr(os, "fork") or torch.cuda.is_initialized() or _has_threads():
+    if not hasattr(os, "fork") or torch.cuda.is_initialized():
         return _here(work)
     # What is buffered would otherwise be written twice.
     sys.stdout.flush()
@@ -56,12 +57,10 @@ def run_aside(work: Callable[[], Answer]) -> Answer:
         _answer(work, sender)
     sender.close()
     try:
-        if not receiver.poll(_LONGEST_SECONDS):
-            raise CaptureError(
-                f"the dry run took longer than {_LONGEST_SECONDS:.0f} s",
-                fix="Call lowtide before other threads are started",
-            )
-        succeeded, answer = pickle.loads(receiver.recv_bytes())
+        if _answers(receiver, child):
+            succeeded, answer = pickle.loads(receiver.recv_bytes())
+        else:
+            succeeded, answer = False, None
     except EOFError:
         raise CaptureError(
             "the dry run ended without an answer",
@@ -73,22 +72,36 @@ def run_aside(work: Callable[[], Answer]) -> Answer:
         os.waitpid(child, 0)
     if succeeded:
         return answer
-    if _NO_BACKWARD_IN_A_COPY in str(answer):
+    if answer is None or _NO_BACKWARD_IN_A_COPY in str(answer):
         return _here(work)
     raise answer
 
 
-def _has_threads() -> bool:
-    """Whether autograd may have threads for GPUs, which a copy would wait for in vain.
+def _answers(receiver: Connection, child: int) -> bool:
+    """Wait until the copy answers; false if it waits for what will never come."""
+    end = time.monotonic() + _LONGEST_SECONDS
+    before = None
+    while time.monotonic() < end:
+        if receiver.poll(_LOOK_SECONDS):
+            return True
+        now = _asleep(child)
+        if now is not None and now == before:
+            return False
+        before = now
+    raise CaptureError(
+        f"the dry run took longer than {_LONGEST_SECONDS:.0f} s",
+        fix="Call lowtide before other threads are started",
+    )
 
-    NOTE(torch==2.15): a build for GPUs starts one at the first backward, even where
-    there is no GPU. All that Linux tells is how many there are.
-    """
-    if torch.version.cuda is None and torch.version.hip is None:
-        return False
-    with suppress(OSError):
-        return len(os.listdir("/proc/self/task")) > threading.active_count()
-    return False
+
+def _asleep(process: int) -> tuple[str, str] | None:
+    """The processor time that a sleeping process has had; `None` if it is at work."""
+    try:
+        text = Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return None
+    state, *numbers = text.rpartition(")")[2].split()
+    return (numbers[10], numbers[11]) if state == "S" else None
 
 
 def _here(work: Callable[[], Answer]) -> Answer:

@@ -140,7 +140,8 @@ def pack_offsets(indices: torch.Tensor, *window: Any) -> torch.Tensor:
     """The place of each maximum in its window, a byte each."""
     packed = torch.empty(indices.shape, dtype=torch.uint8, device=indices.device)
     corners = _corners(indices, *window)
-    places = _places_in_row(*window).to(indices.device)
+    known = _places_in_row(*window)
+    places = torch.tensor(known, dtype=torch.uint8).to(indices.device)
     for part, into in zip(_planes(indices), _planes(packed), strict=True):
         distance = (part - corners).clamp_(0, len(places) - 1)
         into.view(-1).copy_(places[distance.reshape(-1)])
@@ -153,7 +154,7 @@ def unpack_offsets(
     device = packed.device
     indices = torch.empty_strided(shape, stride, dtype=torch.int64, device=device)
     corners = _corners(indices, *window)
-    distances = _distances(*window).to(device)
+    distances = torch.tensor(_distances(*window)).to(device)
     for part, into in zip(_planes(packed.view(shape)), _planes(indices), strict=True):
         found = distances.index_select(0, part.reshape(-1).to(torch.int32))
         torch.add(found.view(into.shape), corners, out=into)
@@ -178,21 +179,21 @@ def _corners(indices: torch.Tensor, width: int, *window: Any) -> torch.Tensor:
     return rows[:, None] * width + columns
 
 
+# As plain numbers: a tensor that is made in a dry run has no values.
 @cache
-def _distances(width: int, *window: Any) -> torch.Tensor:
+def _distances(width: int, *window: Any) -> tuple[int, ...]:
     """How far each place of a window lies behind its beginning."""
     kernel, _, _, dilation = window
-    rows, columns = (torch.arange(n) * d for n, d in zip(kernel, dilation, strict=True))
-    return (rows[:, None] * width + columns).view(-1)
+    places = itertools.product(range(kernel[0]), range(kernel[1]))
+    return tuple(row * dilation[0] * width + col * dilation[1] for row, col in places)
 
 
 @cache
-def _places_in_row(width: int, *window: Any) -> torch.Tensor:
+def _places_in_row(width: int, *window: Any) -> tuple[int, ...]:
     """For each distance, the place of a window at which it is."""
     distances = _distances(width, *window)
-    places = torch.zeros(int(distances[-1]) + 1, dtype=torch.uint8)
-    places[distances] = torch.arange(len(distances), dtype=torch.uint8)
-    return places
+    places = {distance: place for place, distance in enumerate(distances)}
+    return tuple(places.get(distance, 0) for distance in range(distances[-1] + 1))
 
 
 # Other indices.
