@@ -57,10 +57,10 @@ def run_aside(work: Callable[[], Answer]) -> Answer:
         _answer(work, sender)
     sender.close()
     try:
-        if _answers(receiver, child):
+        answer: Any = None
+        succeeded = _answers(receiver, child)
+        if succeeded:
             succeeded, answer = pickle.loads(receiver.recv_bytes())
-        else:
-            succeeded, answer = False, None
     except EOFError:
         raise CaptureError(
             "the dry run ended without an answer",
