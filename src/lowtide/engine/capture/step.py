@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
+
 from lowtide.engine.capture.call import calls_of, module_of, source_of
 from lowtide.engine.capture.checkpointed import checkpointed_peak_bytes, part_of
 from lowtide.engine.capture.piece import UPDATES, Piece, PieceOp, tensors_of
@@ -40,12 +42,27 @@ def with_piece_facts(step: StepGraph, eager_extra_bytes: int) -> StepGraph:
 
 
 def _eager_peak_bytes(piece: Piece) -> int:
-    step = _step(piece, piece.unfolded)
+    step = _with_noise(_step(piece, piece.unfolded), piece)
     parts = [part_of(op.node) for op in piece.unfolded]
     if not any(parts):
         return step.baseline_peak_bytes
     parts.insert(step.turn, None)
     return checkpointed_peak_bytes(step, parts)
+
+
+def _with_noise(step: StepGraph, piece: Piece) -> StepGraph:
+    """The step with what eager's dropout keeps on the CPU.
+
+    That is the noise it multiplied by, in the type of its input, and no mask of bools.
+    """
+    if step.device != "cpu":
+        return step
+    storages = list(step.storages)
+    for op in piece.unfolded:
+        if op.node.target is torch.ops.aten.native_dropout.default:
+            result, mask = op.writes
+            storages[mask] = replace(storages[mask], nbytes=storages[result].nbytes)
+    return replace(step, storages=tuple(storages))
 
 
 def _step(piece: Piece, piece_ops: Sequence[PieceOp]) -> StepGraph:
