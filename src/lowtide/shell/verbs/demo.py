@@ -66,10 +66,11 @@ def _show(frame: SavingFrame, done: Demo) -> None:
     plain, planned = done.baseline, done.planned
     seen = (plain.rss_peak_bytes, planned.rss_peak_bytes)
     times = (planned.baseline_seconds, planned.seconds)
-    rows = [("budget", "", format_bytes(done.plan.budget_bytes), "")]
-    rows.append(
-        _row("peak, allocated", plain.peak_bytes, planned.peak_bytes, format_bytes)
-    )
+    peaks = (plain.peak_bytes, planned.peak_bytes)
+    rows: list[tuple[str, ...]] = [
+        ("budget", "", format_bytes(done.plan.budget_bytes), ""),
+        _row("peak, allocated", *peaks, format_bytes),
+    ]
     if all(seen):
         rows.append(_row("peak, seen by the system", *seen, format_bytes))
     rows.append(_row("time of a step", *times, format_seconds))
