@@ -157,7 +157,8 @@ class Planning:
     def from_family(self, piece: Piece) -> Plan | None:
         """A plan made for other sizes that serves these, without a search."""
         bare = step_of(piece)
-        found = self.family.resized(bare) if self.in_flight == 1 else None
+        is_alike = self.in_flight == 1 and not piece.beside_bytes
+        found = self.family.resized(bare) if is_alike else None
         if found is None:
             return None
         step, member = found
@@ -390,7 +391,8 @@ class Planning:
             cache=self.settings.cache,
             room_bytes=max(0, limit - bare.resident_bytes),
         )
-        return with_beside(step, self.beside_bytes)
+        beside = source.beside_bytes if isinstance(source, Piece) else 0
+        return with_beside(step, self.beside_bytes + beside)
 
     def plan(self, step: StepGraph, *, limit_bytes: int | None = None) -> Plan:
         """The plan for a step within the budget, or this limit; it is remembered."""

@@ -65,6 +65,8 @@ def prepare(
     ops = list(step.ops)
     for place, own in bare.calls.items():
         cost = total_cost([next(prices) for _ in own])
+        if isinstance(source, Piece):
+            source.scratch[place] = cost.scratch_bytes
         if place in bare.heads and how == "measure":
             ops[place], cost = _tried(ops[place], cost, bare.heads[place])
         ops[place] = replace(

@@ -127,7 +127,9 @@ class Piece:
     runs them, each with a result of its own. `formulas` hold the bytes of storages
     whose sizes are symbols; a piece that `is_resized` has other sizes than
     its nodes (see `shapes.py`). `calls` is what to measure for the cost of each op of
-    the step, where these are not the calls of the piece's ops.
+    the step, where these are not the calls of the piece's ops; `scratch` are the bytes
+    that these were seen to need inside, and `beside_bytes` is what running the piece
+    takes beyond its step.
     """
 
     joint: fx.GraphModule
@@ -152,6 +154,8 @@ class Piece:
     formulas: dict[int, Any] = field(default_factory=dict)
     is_resized: bool = False
     calls: dict[int, list[Call]] = field(default_factory=dict)
+    scratch: dict[int, int] = field(default_factory=dict)
+    beside_bytes: int = 0
 
     @property
     def arriving_tangents(self) -> list[fx.Node]:
