@@ -29,7 +29,7 @@ from lowtide.engine.capture.piece import (
     PieceOp,
     tensors_of,
 )
-from lowtide.engine.capture.step import own_number, piece_op, step_of
+from lowtide.engine.capture.step import numbered_ops, own_number, step_of
 from lowtide.engine.draws import (
     draw,
     draw_again,
@@ -107,8 +107,9 @@ def split(piece: Piece, orders: Orders, also_save: Sequence[str] = ()) -> Halves
 
     `also_save` are inputs to hand to the backward even if it does not read them.
     """
-    forward_ops = [piece_op(piece, n) for n in orders.forward]
-    backward_ops = [piece_op(piece, n) for n in orders.backward]
+    op_of = numbered_ops(piece)
+    forward_ops = [op_of[n] for n in orders.forward]
+    backward_ops = [op_of[n] for n in orders.backward]
     wanted = frozenset(s for op in forward_ops + backward_ops for s in op.reads)
     second = _Emitter(piece, wanted)
     gradients = second.backward(backward_ops, also_save)
@@ -128,7 +129,8 @@ def backward_from(
     piece: Piece, backward: Sequence[int], saved: Sequence[str]
 ) -> fx.GraphModule:
     """Another backward for a forward that saves exactly this."""
-    ops = [piece_op(piece, n) for n in backward]
+    op_of = numbered_ops(piece)
+    ops = [op_of[n] for n in backward]
     emitter = _Emitter(piece, frozenset(s for op in ops for s in op.reads))
     gradients = emitter.backward(ops, saved)
     missing = [saved_name(piece, what) for what in emitter.saved][len(saved) :]
@@ -189,6 +191,7 @@ class _Emitter(GraphWriter):
         super().__init__()
         self.piece, self.wanted = piece, wanted
         self.states: dict[int, fx.Node] = {}
+        self.first_object: fx.Node | None = None
 
     def forward(self, ops: Sequence[PieceOp]) -> list[Any]:
         for node in self.piece.primals:
@@ -251,15 +254,17 @@ class _Emitter(GraphWriter):
         name = saved_name(self.piece, what)
         assert self.first_tangent is not None, f"{name} is not made in the forward"
         before = self.first_tangent
+        is_behind = base is not None and is_object(base)
         if base is not None and is_number(base):
             before = next(n for n in self.graph.nodes if not is_number(n))
-        elif base is None or not is_object(base):
-            objects = (n for n in self.graph.nodes if is_object(n))
-            before = next(objects, before)
+        elif not is_behind:
+            before = self.first_object or before
         with self.graph.inserting_before(before):
             # A parameter's name is fixed even where fx renames its node, so it must
             # not be the name of any node emitted so far.
             copy = self.saved[what] = self.graph.placeholder(f"saved_{what}")
+        if is_behind and self.first_object is None:
+            self.first_object = copy
         if base is not None:
             copy.meta = dict(base.meta)
         else:
