@@ -161,6 +161,39 @@ def test_writing_a_graph_takes_as_long_as_it_is(monkeypatch: pytest.MonkeyPatch)
     assert asked[0] <= 4 * 60
 
 
+class Routed(nn.Module):
+    """Values decide how many rows each part gets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result = torch.zeros_like(x)
+        for number, part in enumerate(self.parts):
+            rows = ((x[:, 0] > 0) == bool(number)).nonzero()[:, 0]
+            result = result.index_add(0, rows, torch.tanh(part(x[rows])))
+        return result.square().mean()
+
+
+def test_sizes_that_values_decide_are_not_planned_anew_in_every_step():
+    net = Routed()
+    plain = copy.deepcopy(net)
+    lowtide.optimize(net, budget="100%", time_limit=0.2)
+    call = lowtide.planned(net)
+    assert call is not None
+    plans: list[int] = []
+    for step in range(6):
+        x = torch.randn(32, WIDTH) + (step - 3) / 4
+        for each in (plain, net):
+            each.zero_grad()
+            each(x).backward()
+        pairs = zip(plain.parameters(), net.parameters(), strict=True)
+        assert all(same_bits(a.grad, b.grad) for a, b in pairs)
+        plans.append(len(call.plans))
+    assert plans[-1] == plans[2], plans
+
+
 class Halving(nn.Module):
     """Calls the same code with another size each time, with breaks in between."""
 

@@ -312,6 +312,9 @@ class Planning:
             ),
         )
         plans = [self.remember(*each) for each in zip(steps, plans, strict=True)]
+        bares = [g.step if isinstance(g, Unpriced) else step_of(g) for g, _ in graphs]
+        for each in zip(bares, steps, plans, strict=True):
+            self.family.add(*each)
         self.promised_bytes, self.allowed_bytes = peak_bytes, budget_bytes
         return plans
 
@@ -337,16 +340,20 @@ class Planning:
     def decide_next(self, piece: Piece) -> Orders:
         """The order of a piece that is not the whole step, as it arrives.
 
-        It is planned in what the graphs before it leave while they wait for their
-        backwards. What comes after it is not known yet. If something has run already,
-        a piece that does not fit gets its lowest plan instead of an error.
+        It is planned in what graphs that wait for their backwards leave, once for all
+        sizes. If something has run already, a piece that does not fit gets its lowest
+        plan instead of an error.
         """
-        return orders_of(self.within_budget(lambda: self.plan_next(piece)), piece)
+        plan = self.family.plan_for(step_of(piece))
+        if plan is None:
+            plan = self.within_budget(lambda: self.plan_next(piece))
+            self.family.add(step_of(piece), self.steps[-1], plan)
+        return orders_of(plan, piece)
 
     def plan_next(self, piece: Piece) -> Plan:
         """The plan of a piece in what is left of the budget when it arrives."""
-        step = self.prepared(piece)
-        step = with_room_at_turn(step, _guessed_room(step, piece))
+        bare = self.prepared(piece)
+        step = with_room_at_turn(bare, _guessed_room(bare, piece))
         held = self.watch.held_bytes
         unplanned = step.eager_peak_bytes + held
         budget_bytes = to_bytes(self.settings.budget, baseline_bytes=unplanned)

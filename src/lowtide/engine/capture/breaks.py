@@ -101,7 +101,9 @@ def _compare_with_draw(left: Any, tx: Any, right: Any, op: str) -> Any:
     return _compare(left, tx, right, op)
 
 
-_SPARSE = {f: inspect.signature(f) for f in (F.embedding, F.embedding_bag)}
+_SPARSE: dict[Any, inspect.Signature] = {
+    f: inspect.signature(f) for f in (F.embedding, F.embedding_bag)
+}
 
 
 def _call_strided(function: Any, tx: Any, args: Any, kwargs: Any) -> Any:
