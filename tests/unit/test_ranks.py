@@ -7,6 +7,8 @@ import torch
 from torch import fx, nn
 
 import lowtide
+from lowtide.engine import company
+from lowtide.engine.company import Group
 from lowtide.engine.handover import in_parts
 from lowtide.engine.others import callable_of
 
@@ -47,3 +49,50 @@ def test_the_first_fsdp_is_refused_with_the_reason():
     nn.Module.__init__(model)
     with pytest.raises(lowtide.LowtideError, match=r"flat ones.*fully_shard"):
         lowtide.optimize(model, budget="1 GiB")
+
+
+@pytest.fixture
+def pair(monkeypatch: pytest.MonkeyPatch) -> tuple[Group, Group]:
+    """Two ranks at a store of their own."""
+    store = torch.distributed.HashStore()
+    monkeypatch.setattr(company, "_store", lambda: store)
+    monkeypatch.setattr(company, "_SILENCE", 0.05)
+    monkeypatch.setattr(company, "_PATIENCE_AT_START", 0.05)
+    groups = [Group((0, 1), rank, where=(1, 0, 1)) for rank in (0, 1)]
+    return groups[0], groups[1]
+
+
+def test_a_rank_hears_what_another_says(pair: tuple[Group, Group]):
+    one, other = pair
+    other.goes_to((1, 0, 1)).tell("plan", "this")
+    other.goes_to((1, 1, 0))
+    assert one.wait_for(1, "plan") == "this"
+
+
+def test_a_rank_that_goes_another_way_is_not_waited_for(pair: tuple[Group, Group]):
+    one, other = pair
+    assert one.wait_for(1, "plan") is None  # it never came
+    other.goes_to((1, 1, 0))
+    assert one.wait_for(1, "plan") is None
+
+
+def test_what_stops_a_rank_is_said_by_the_others(pair: tuple[Group, Group]):
+    one, other = pair
+    other.goes_to((2, 0, 0), ValueError("a bad batch"))
+    with pytest.raises(lowtide.RankError, match=r"rank 1 .* ValueError: a bad batch\."):
+        one.wait_for(1, "plan")
+    # A third rank that stops because of it names the one that began.
+    other.goes_to((2, 0, 0), lowtide.RankError(2, "it has no room", "Make some"))
+    with pytest.raises(lowtide.RankError, match=r"rank 2 .* it has no room\. Make"):
+        one.wait_for(1, "plan")
+
+
+def test_a_rank_that_is_silent_or_gone_is_named(pair: tuple[Group, Group]):
+    one, other = pair
+    other.goes_to((1, 0, 1))
+    company._store().add("lowtide/alive/1", 1)
+    with pytest.raises(lowtide.RankError, match=r"rank 1 .* no sign of life"):
+        one.wait_for(1, "plan")
+    company._store().set("lowtide/gone/1", "")
+    with pytest.raises(lowtide.RankError, match=r"rank 1 .* has ended"):
+        one.wait_for(1, "plan")

@@ -24,10 +24,14 @@ from lowtide.engine.costs.cost import Cost, total_cost
 from lowtide.engine.costs.devices import find_device
 from lowtide.engine.costs.optimizer import UpdateBytes, update_bytes
 from lowtide.engine.costs.prices import Pricing, costs
-from lowtide.engine.head import Head, default_parts, exact_parts
+from lowtide.engine.head import Head
 from lowtide.engine.outside import Outside
 from lowtide.engine.ranks import bucket_bytes
+from lowtide.engine.trial import default_parts, exact_parts
 from lowtide.step.graph import Kind, Op, Region, StepGraph, Storage
+
+# Forms that make gradients with the loss.
+_AHEAD = ("head_ahead", "head_arrived")
 
 
 @dataclass(frozen=True)
@@ -81,12 +85,16 @@ def prepare(
 def _tried(op: Op, cost: Cost, head: Head) -> tuple[Op, Cost]:
     """An op that runs in parts as it does here; one that makes nothing if it cannot."""
     parts, foreseen = exact_parts(head), default_parts(head)
-    if parts is None or foreseen is None:
-        return replace(op, reads=(), writes=()), cost
-    needs = head.gradient_scratch_bytes
-    if op.target == "lowtide::head_loss":
-        needs = head.loss_scratch_bytes
-    scratch = op.scratch_bytes - needs(foreseen) + needs(parts)
+    name = op.target.removeprefix("lowtide::")
+    # Without blocks of tokens, gradients ahead cost more than they were taken to.
+    if (
+        parts is None
+        or foreseen is None
+        or (name in _AHEAD and bool(parts.tokens) != bool(foreseen.tokens))
+    ):
+        return replace(op, reads=(), writes=(), over=-1), cost
+    scratch = op.scratch_bytes - head.scratch_bytes(name, foreseen)
+    scratch += head.scratch_bytes(name, parts)
     # The cost is that of the whole.
     own = replace(cost, scratch_bytes=int(cost.scratch_bytes * head.share(parts)))
     return replace(op, scratch_bytes=scratch), own
