@@ -335,7 +335,7 @@ class Planning:
         return decide
 
     def decide_next(self, piece: Piece) -> Orders:
-        """The order of a piece that is not the whole step; one plan serves all sizes."""
+        """The order of a piece of a larger step; one plan serves all sizes."""
         bare = step_of(piece)
         with self.agreement.deciding([bare]):
             plan = self.family.plan_for(bare)
