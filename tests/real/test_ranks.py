@@ -22,10 +22,10 @@ def ranks_say(script: str, *args: str) -> list[dict[str, Any]]:
     command += ["--nproc-per-node", "2", str(HERE / script), *args]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-4000:]
-    # Lines of two processes may run into one another.
+    # Lines of two processes may run into one another, and trainers print their own.
     text, found = done.stdout.replace("\n", ""), []
-    while "{" in text:
-        text = text[text.index("{") :]
+    while '{"' in text:
+        text = text[text.index('{"') :]
         said, end = json.JSONDecoder().raw_decode(text)
         found.append(said)
         text = text[end:]
@@ -44,9 +44,13 @@ def test_ddp_trains_to_the_same_bits_by_one_plan():
         assert seen["graphs"] == (2 if "no_sync" in seen["case"] else 1), seen
         assert seen["recomputed"], seen
         assert seen["peak"] <= seen["planned"], seen
-        if "find_unused" not in seen["case"] and "bucket" in seen["events"]:
-            # Buckets are sent while parts of the backward are still to come.
-            assert "part" in seen["events"][seen["events"].index("bucket") :], seen
+        # Gradients come from the last block to the first, as without lowtide, and
+        # buckets are sent while those of blocks before are still to come.
+        arrived = [event for event in seen["events"] if event.startswith("block")]
+        assert arrived == sorted(arrived, reverse=True), seen
+        if "bucket" in seen["events"]:
+            rest = seen["events"][seen["events"].index("bucket") :]
+            assert {"part", "block 0", "block 1"} <= {*rest}, seen
 
 
 @pytest.mark.real
@@ -69,6 +73,22 @@ def test_a_divided_model_trains_to_the_same_bits(cases: list[str]):
             continue
         assert planned < plain, seen
         assert seen["left"] == [], seen
+        assert planned <= seen["promised"], seen
+
+
+@pytest.mark.real
+@pytest.mark.slow
+@pytest.mark.parametrize("library", ["transformers", "lightning"])
+@pytest.mark.parametrize("way", ["ddp", "fsdp2"])
+def test_trainers_train_to_the_same_bits(library: str, way: str):
+    said = ranks_say("trainers.py", f"{library} {way}")
+    assert [seen["rank"] for seen in sorted(said, key=lambda s: s["rank"])] == [0, 1]
+    for seen in said:
+        plain, planned = seen["peaks"]
+        assert seen["equal"], seen
+        assert seen["sharded"] == (way == "fsdp2"), seen
+        assert seen["left"] == seen["warnings"] == [], seen
+        assert planned < plain, seen
         assert planned <= seen["promised"], seen
 
 

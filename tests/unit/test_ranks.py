@@ -36,6 +36,26 @@ def test_a_graph_in_parts_computes_the_same():
         assert expected is None or torch.equal(value, expected)
 
 
+def test_what_is_returned_as_a_view_is_handed_over_when_it_is_made():
+    def work(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        a = torch.ops.aten.mm.default(x, x)
+        b = torch.ops.aten.mm.default(a, x)
+        c = torch.ops.aten.mm.default(b, x)
+        views = [torch.ops.aten.t.default(each) for each in (c, b, a)]
+        return (*views,)
+
+    module = fx.symbolic_trace(work)
+    x = torch.randn(3, 3)
+    parts = in_parts(module, [[2], [1], [0]])
+    live, found = [x], []
+    for part in parts:
+        ops = [n.target for n in part.graph.nodes if n.op == "call_function"]
+        assert ops == [torch.ops.aten.mm.default, torch.ops.aten.t.default]
+        first, *live = callable_of(part)(live)
+        found.insert(0, first)
+    assert all(map(torch.equal, found, work(x)))
+
+
 def test_processes_can_meet_after_a_model_was_optimized():
     lowtide.optimize(nn.Linear(1, 1), budget="1 GiB")
     # What `init_process_group` does to dynamo.
