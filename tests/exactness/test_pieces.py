@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 import warnings
 from collections.abc import Callable
 
@@ -192,6 +193,48 @@ def test_sizes_that_values_decide_are_not_planned_anew_in_every_step():
         assert all(same_bits(a.grad, b.grad) for a, b in pairs)
         plans.append(len(call.plans))
     assert plans[-1] == plans[2], plans
+
+
+class Late(nn.Module):
+    """Registers its hooks in its first call, under a lock, as transformers does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.is_ready = nn.Linear(WIDTH, WIDTH), False
+        self.lock = threading.Lock()
+
+    def prepare(self) -> None:
+        with self.lock:
+            self.net.register_forward_hook(lambda module, x, y: y * 2)
+            self.is_ready = True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.is_ready:
+            self.prepare()
+        return torch.tanh(self.net(x)).square().mean()
+
+
+def test_hooks_may_be_registered_in_the_first_call():
+    net, plain, x = Late(), Late(), torch.randn(32, WIDTH)
+    plain.load_state_dict(net.state_dict())
+    lowtide.optimize(net, budget="100%", time_limit=0.2)
+    assert all(map(same_bits, trained(plain, x), trained(net, x)))
+
+
+def test_strides_that_torch_foresees_wrongly():
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(WIDTH, 2), nn.Linear(8, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = F.hardtanh(self.first(x))
+            return self.last(x.transpose(1, 2)).square().mean()
+
+    net, x = Net(), torch.randn(4, 8, WIDTH)
+    plain = trained(copy.deepcopy(net), x)
+    lowtide.optimize(net, budget="100%", time_limit=0.2)
+    assert all(map(same_bits, plain, trained(net, x)))
 
 
 class Halving(nn.Module):

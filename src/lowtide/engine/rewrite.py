@@ -21,12 +21,12 @@ import torch
 from torch import fx
 
 from lowtide.engine.capture.piece import (
-    NUMBERS,
-    OBJECTS,
     Follower,
     Form,
     Piece,
     PieceOp,
+    is_number,
+    is_object,
     tensors_of,
 )
 from lowtide.engine.capture.step import numbered_ops, own_number, step_of
@@ -228,6 +228,9 @@ class _Emitter(GraphWriter):
             made = self.graph.node_copy(node)
         elif node in self.piece.views and not self.is_item_of_op(node):
             made = self.graph.node_copy(node, self.value)
+            if made.target is aten.view.default:
+                # As eager has it in a backward: strides may be others than foreseen.
+                made.target = aten.reshape.default
         elif node.op == "placeholder":
             made = self.save(node)
         else:
@@ -443,13 +446,3 @@ class _Emitter(GraphWriter):
 
 def _item(node: fx.Node, place: int) -> fx.Node:
     return next(user for user in node.users if user.args[1] == place)
-
-
-def is_number(node: fx.Node) -> bool:
-    """Whether its value is a number that may change, and no tensor."""
-    return isinstance(node.meta.get("val"), NUMBERS)
-
-
-def is_object(node: fx.Node) -> bool:
-    """Whether its value is neither a tensor nor a number."""
-    return isinstance(node.meta.get("val"), OBJECTS)

@@ -13,6 +13,7 @@ ask before each layer whether to leave it out (`torch.rand([]) < self.layerdrop`
 by default they never do. Nor can it make again, behind a break, what is left of a loop
 over the values of a dictionary, such as that of `Sequential` over its modules. And a
 table whose gradient is sparse stays outside of the graphs: those hold strided tensors.
+So does the registration of hooks, whose dictionaries dynamo makes again as plain ones.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from torch._dynamo.bytecode_transformation import (
     create_build_tuple,
     create_call_function,
 )
+from torch._dynamo.eval_frame import skip_code
 from torch._dynamo.exc import unimplemented
 from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 from torch._dynamo.variables import (
@@ -140,3 +142,6 @@ GetAttrVariable.call_method = _call_on_attribute  # type: ignore[method-assign]
 _inlinelist.cache_clear = _files_to_capture.cache_clear  # type: ignore[attr-defined]
 InstructionTranslatorBase.maybe_has_backedge = _has_backedge  # type: ignore[method-assign]
 trace_rules.get_legacy_mod_inlinelist = _inlinelist  # type: ignore[assignment]
+for _name in dir(nn.Module):
+    if _name.startswith("register_") and _name.endswith("_hook"):
+        skip_code(getattr(nn.Module, _name).__code__)
