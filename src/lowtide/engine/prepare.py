@@ -30,6 +30,8 @@ from lowtide.engine.ranks import bucket_bytes
 from lowtide.engine.trial import default_parts, exact_parts
 from lowtide.step.graph import Kind, Op, Region, StepGraph, Storage
 
+# No single number takes more.
+_NUMBER_BYTES = 16
 # Forms that make gradients with the loss.
 _AHEAD = ("head_ahead", "head_arrived")
 
@@ -227,7 +229,8 @@ def _with_outside_loss(step: StepGraph) -> StepGraph:
     """A loss that is computed outside, and its gradient, live to the end."""
     unit = step.alignment_bytes
     turn = step.ops[step.turn]
-    if step.turn < 0 or all(step.sizes[s] <= unit for s in turn.writes):
+    inside = all(step.storages[s].nbytes <= _NUMBER_BYTES for s in turn.writes)
+    if step.turn < 0 or inside:
         return step
     return _with_held(step, "loss and its gradient", 2 * unit)
 

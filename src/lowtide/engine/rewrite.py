@@ -160,13 +160,14 @@ class GraphWriter:
     """Writes one graph. `values` maps nodes of the old to what holds their value now.
 
     What a backward takes from its forward is in `saved`; its placeholders stand before
-    the `first_tangent`.
+    the `first_tangent`, those of neither tensors nor numbers from `first_object` on.
     """
 
     def __init__(self) -> None:
         self.graph = fx.Graph()
         self.values: dict[fx.Node, fx.Node] = {}
         self.saved: dict[Any, fx.Node] = {}
+        self.first_object: fx.Node | None = None
         self.first_tangent: fx.Node | None = None
 
     def placeholder(self, node: fx.Node) -> fx.Node:
@@ -191,7 +192,6 @@ class _Emitter(GraphWriter):
         super().__init__()
         self.piece, self.wanted = piece, wanted
         self.states: dict[int, fx.Node] = {}
-        self.first_object: fx.Node | None = None
 
     def forward(self, ops: Sequence[PieceOp]) -> list[Any]:
         for node in self.piece.primals:
@@ -254,22 +254,19 @@ class _Emitter(GraphWriter):
             what = base
         if what in self.saved:
             return self.saved[what]
-        name = saved_name(self.piece, what)
-        assert self.first_tangent is not None, f"{name} is not made in the forward"
         before = self.first_tangent
-        is_behind = base is not None and is_object(base)
+        assert before is not None, f"{saved_name(self.piece, what)} is not made before"
         if base is not None and is_number(base):
             before = next(n for n in self.graph.nodes if not is_number(n))
-        elif not is_behind:
+        elif base is None or not is_object(base):
             before = self.first_object or before
         with self.graph.inserting_before(before):
             # A parameter's name is fixed even where fx renames its node, so it must
             # not be the name of any node emitted so far.
             copy = self.saved[what] = self.graph.placeholder(f"saved_{what}")
-        if is_behind and self.first_object is None:
-            self.first_object = copy
         if base is not None:
             copy.meta = dict(base.meta)
+            self.first_object = self.first_object or (copy if is_object(base) else None)
         else:
             assert isinstance(what, int)
             copy.meta["val"] = self.fake_state(what)

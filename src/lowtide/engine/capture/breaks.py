@@ -45,10 +45,12 @@ from torch._dynamo.variables.iter import DictValuesIterator
 from torch._dynamo.variables.misc import GetAttrVariable
 from torch.nn import functional as F
 
+from lowtide.engine.seam import COMPARE
+
 _STATE = threading.local()
 _MODULES = str(Path(nn.modules.__file__).parent)
 _finds_loop = InstructionTranslatorBase.maybe_has_backedge
-_compare: Any = TensorVariable.richcompare_impl
+_compare: Any = getattr(TensorVariable, COMPARE)
 _call_method: Any = GetAttrVariable.call_method
 _call_torch: Any = TorchInGraphFunctionVariable.call_function
 _make_again: Any = DictValuesIterator.reconstruct
@@ -136,7 +138,7 @@ def _make_rest_of_values(values: Any, codegen: Any) -> None:
 
 TorchInGraphFunctionVariable.call_function = _call_strided  # type: ignore[method-assign]
 DictValuesIterator.reconstruct = _make_rest_of_values  # type: ignore[method-assign]
-TensorVariable.richcompare_impl = _compare_with_draw  # type: ignore[method-assign]
+setattr(TensorVariable, COMPARE, _compare_with_draw)
 GetAttrVariable.call_method = _call_on_attribute  # type: ignore[method-assign]
 # `torch.distributed.init_process_group` asks for it.
 _inlinelist.cache_clear = _files_to_capture.cache_clear  # type: ignore[attr-defined]

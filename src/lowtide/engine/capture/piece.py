@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import fx
 from torch._library.fake_class_registry import FakeScriptObject
-from torch._opaque_base import OpaqueBase
 from torch.types import py_sym_types
 
 from lowtide.engine.capture.tensors import tensors_in
 from lowtide.engine.packing import Packing
+from lowtide.engine.seam import opaque_base
 from lowtide.step.graph import StepGraph, Storage
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ Variant = Literal["plain", "replay", "masked", "without_statistics", "unpack", "
 NUMBERS = (int, float, *py_sym_types)
 
 # What else it may hold: an object that is handed on as it is, such as a device mesh.
-OBJECTS = (FakeScriptObject, torch.ScriptObject, OpaqueBase)
+OBJECTS = (FakeScriptObject, torch.ScriptObject, opaque_base())
 
 # Why an update, whose first argument is the parameter, runs once.
 UPDATES = "updates a parameter"
