@@ -20,7 +20,7 @@ def step_of(piece: Piece) -> StepGraph:
     """The training step that consists of this one piece.
 
     Ops are numbered in baseline order, the turn among them; op k of the step is op k of
-    the piece before the turn and op k-1 after it (see `numbered_ops`). `facts["pieces"]`
+    the piece before the turn, and op k-1 after it (`numbered_ops`). `facts["pieces"]`
     holds for each piece its fingerprint and the ranges of its forward and backward ops,
     `facts["eager_extra_bytes"]` by how much eager's peak is above the baseline's: ops
     are folded here, and parts may be checkpointed there.
