@@ -147,6 +147,7 @@ def run(plain: Net, planned: Net, asked: argparse.Namespace, budget: int) -> dic
     }
 
 
+@torch.enable_grad()  # allocations are counted without gradients otherwise
 def _step(net: Net, x: torch.Tensor) -> float:
     loss = net(x)
     loss.backward()

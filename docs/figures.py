@@ -389,6 +389,21 @@ def _stacks(rows: list[dict[str, Any]]) -> Lines:
         )
 
 
+def _fake_cuda(data: dict[str, Any]) -> Lines:
+    yield (
+        "| model | ops | without a plan: predicted | ledger | planned: predicted "
+        "| ledger | estimated extra time |"
+    )
+    yield "|---" * 7 + "|"
+    for row in data["rows"]:
+        keys = ("eager", "ledger_eager", "planned", "ledger_planned")
+        mib = [f"{row[f'{key}_bytes'] / MIB:,.1f}" for key in keys]
+        yield (
+            f"| {row['name']} | {row['num_ops']:,} | {' | '.join(mib)} "
+            f"| {_percent(row['overhead'])} |"
+        )
+
+
 def _corpus(models: dict[str, Any]) -> Lines:
     libraries = list(dict.fromkeys(name.split("/")[0] for name in models))
     verdicts = Counter((n.split("/")[0], m["verdict"]) for n, m in models.items())
@@ -430,4 +445,9 @@ _TABLES: dict[str, tuple[str, Callable[[Any], Lines], str]] = {
     "profiles": ("profiles", _profiles, "Measured, but for predicted and estimate."),
     "corpus": ("corpus", _corpus, _MEASURED),
     "stacks": ("stacks", _stacks, _MEASURED),
+    "fake_cuda": (
+        "fake_cuda",
+        _fake_cuda,
+        "Predicted for an H100, and counted in a run on fake tensors; in MiB.",
+    ),
 }

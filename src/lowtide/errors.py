@@ -228,12 +228,16 @@ class RankError(LowtideError, RuntimeError):
     `rank` is that process, `reason` what it says.
     """
 
-    def __init__(self, rank: int, reason: str) -> None:
-        self.rank = rank
-        self.reason = reason
+    def __init__(
+        self,
+        rank: int,
+        reason: str,
+        fix: str = "Change what it asks for on all ranks alike",
+    ) -> None:
+        self.rank, self.reason, self.fix = rank, reason, fix
         super().__init__(
             f"rank {rank} cannot go on, and neither can those that train with it: "
-            f"{_sentence(reason)} Change what it asks for on all ranks alike."
+            f"{_sentence(reason)} {_sentence(fix)}"
         )
 
 

@@ -61,7 +61,8 @@ def test_the_floor_holds_no_tensor_of_logits(how: dict[str, Any], dtype: Any) ->
     torch.manual_seed(0)
     model = Words(**how).to(dtype)
     step = lowtide.profile(model, batch())
-    assert len(forms(step)) == 2
+    # Of loss and gradients; without a bias also of both at once.
+    assert len(forms(step)) == (2 if "bias" in how else 4)
     logits_bytes = TOKENS * WORDS * dtype.itemsize
     floor = step.floor_bytes
     assert floor - step.resident_bytes < logits_bytes
@@ -110,6 +111,31 @@ def test_training_in_parts_is_training(tmp_path: Any) -> None:
         assert same_bits(ours, eager)
 
 
+def test_gradients_are_made_with_the_loss_and_wait_for_theirs() -> None:
+    """Whatever arrives: the same twice, another one, and both of a kept graph."""
+    torch.manual_seed(0)
+    plain = Words(tied=True)
+    planned = copy.deepcopy(plain)
+    step = lowtide.profile(plain, batch())
+    (ahead,) = [op for op in step.ops if op.target == "lowtide::head_ahead"]
+    passing = ahead.scratch_bytes + 2 * WORDS * WIDTH * 4 + TOKENS * WORDS
+    lowtide.optimize(planned, budget=step.resident_bytes + passing)
+    seen: list[list[torch.Tensor]] = []
+    for model in (plain, planned):
+        for factors in ([1.0], [1.0], [0.3], [0.3], [3.0, 1.0], [0.7, 0.7]):
+            model.zero_grad()
+            loss = model(*batch())
+            for factor in factors:
+                loss.backward(torch.tensor(factor), retain_graph=len(factors) > 1)
+            del loss
+            seen.append([p.grad.clone() for p in model.parameters()])  # type: ignore
+    for ours, eager in zip(seen[6:], seen[:6], strict=True):
+        assert all(map(same_bits, ours, eager))
+    call: Any = lowtide.planned(planned)
+    ran = {call.steps[-1].ops[i].target for i in call.plans[-1].ops}
+    assert ran > {"lowtide::head_ahead", "lowtide::head_arrived"}
+
+
 @pytest.mark.parametrize("is_transposed", [False, True])
 @pytest.mark.parametrize("reduction", [0, 1, 2])
 def test_parts_give_the_bits_of_the_whole(reduction: int, is_transposed: bool) -> None:
@@ -144,10 +170,13 @@ def test_what_is_needed_is_known_beforehand() -> None:
     )
     # 256 rows of logits, and little beside.
     least = 256 * 50257 * 4
-    assert least < head.loss_scratch_bytes(Parts(256, 2048)) < 1.25 * least
+    parts = Parts(256, 2048, 384)
+    assert least < head.scratch_bytes("head_loss", parts) < 1.25 * least
+    # 384 where the gradients are made as well.
+    assert 1.5 * least < head.scratch_bytes("head_ahead", parts) < 1.75 * least
     # 2048 words, and as many rows of the gradient.
     least = (1024 + 768) * 2048 * 4
-    assert least < head.gradient_scratch_bytes(Parts(256, 2048)) < 1.4 * least
+    assert least < head.scratch_bytes("head_gradients", parts) < 1.4 * least
 
 
 @pytest.mark.parametrize("padding", [-1, 0, 700])

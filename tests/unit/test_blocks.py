@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import ClassVar
+
 import pytest
 import torch
 from torch import nn
 
 import lowtide
+from lowtide.planners._blocks import _ladder, _Whole
 from lowtide.step.blocks import blocks_of, few_blocks
+from lowtide.step.schedule import from_kept
+from lowtide.step.simulate import simulate
 
 WIDTH = 64
+
+
+class Mlp(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(torch.tanh(self.up(x)))
 
 
 class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.norm, self.mlp = nn.LayerNorm(WIDTH), Mlp()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.down(torch.tanh(self.up(self.norm(x))))
+        return x + self.mlp(self.norm(x))
 
 
 class Net(nn.Module):
@@ -35,10 +49,17 @@ class Net(nn.Module):
         return self.last(x).square().mean()
 
 
-def profiled(depth: int, **options: object) -> lowtide.StepGraph:
-    batch = torch.randn(512, 8)
+class DividedNet(Net):
+    """Says how its layers are divided, as models from transformers do."""
+
+    halves: ClassVar = {"layers.*.mlp.up": "colwise", "layers.*.mlp.down": "rowwise"}
+    config = SimpleNamespace(base_model_tp_plan=halves)
+
+
+def profiled(depth: int, net: type[Net] = Net, **options: object) -> lowtide.StepGraph:
+    batch = torch.randn(4, 128, 8)
     how = {"how": "estimate", "device": "h100"}
-    return lowtide.profile(Net(depth), batch, **how, **options)  # type: ignore[arg-type]
+    return lowtide.profile(net(depth), batch, **how, **options)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +112,29 @@ def test_equal_blocks_are_planned_alike_within_the_budget(one_rank):
     plan = lowtide.plan(one_rank, budget=budget)
     assert plan.peak_bytes <= budget
     assert plan.overhead > 0
+
+
+def test_exchanges_are_repeated_where_that_is_the_lower_peak():
+    step = profiled(7, DividedNet, mesh="dp=4,tp=2,sp=2")
+    exchanges = {op.id for op in step.ops if "all_gather" in op.target}
+    assert len(exchanges) >= 14
+    floor = lowtide.plan(step, budget=step.floor_bytes)
+    assert exchanges & set(floor.recomputed)
+    # Gradients are summed once, whatever the plan.
+    sums = {op.id for op in step.ops if op.target == "lowtide::scatter"}
+    assert not sums & set(floor.recomputed)
+
+
+def test_no_way_to_run_a_block_raises_the_peak(one_rank):
+    whole = _Whole(one_rank)
+    peaks = [
+        simulate(one_rank, from_kept(one_rank, whole.kept([rung] * 7))).peak_bytes
+        for rung in _ladder(one_rank, whole)
+    ]
+    assert peaks == sorted(peaks, reverse=True)
+    # What fits already is left as it is.
+    plan = lowtide.plan(one_rank, budget=one_rank.baseline_peak_bytes)
+    assert plan.recomputed == ()
 
 
 def test_a_mesh_that_cannot_be_is_refused():

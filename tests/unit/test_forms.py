@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from lowtide.errors import BudgetTooSmallError
+from lowtide.errors import BudgetTooSmallError, LowtideError
 from lowtide.planners import load
 from lowtide.planners.auto import frontier, lowest_within
-from lowtide.step.forms import forms, in_form, replaced
+from lowtide.step.forms import forms, groups, in_form, replaced
 from lowtide.step.graph import StepGraph, check_graph
 from lowtide.step.simulate import simulate
-from tests.oracle import least_seconds_within, random_step
+from tests.oracle import least_seconds_within, random_step, walk
 
 # A head and its loss: logits of 100 bytes, or 10 at a time. The plain step needs 200
 # where the softmax is made. With both forms the most is h, d, w, g and the scratch.
@@ -29,6 +31,17 @@ g, w    = head_gradients(d, h)  10 20 bytes 12 s  standby scratch 10
 e       = layer_back(g)     5 bytes   1 s
 -> w, e
 """
+
+
+# The same with a third way: gradients with the loss, which wait for theirs. While that
+# arrives, h, d, u, w, g and 30 bytes are there; w takes the place of v.
+AHEAD = HEAD.replace(
+    "turn(l)",
+    "l, v, u = head_ahead(h)     1 20 10 bytes 12 s standby scratch 30\nturn(l)",
+).replace(
+    "e       =",
+    "w, g = head_arrived(d, h, v, u)  20 10 bytes 0 s standby over v scratch 30\ne   =",
+)
 
 
 @pytest.fixture
@@ -105,3 +118,37 @@ def test_no_schedule_is_better_than_what_is_proven(seed: int) -> None:
         assert plan.peak_bytes <= budget
         assert plan.proof.bound_seconds <= least * (1 + 1e-9)
         assert least <= plan.seconds * (1 + 1e-9)
+
+
+def test_of_several_forms_the_fastest_that_fits_is_taken() -> None:
+    step = StepGraph.from_text(AHEAD)
+    assert sorted(map(len, groups(step))) == [1, 1, 2]
+    check_graph(step)
+    both, whole = {"head_loss", "head_gradients"}, {"head_ahead", "head_arrived"}
+    for budget, seconds, names in (
+        (199, 14.0, whole),
+        (81, 14.0, whole),
+        (80, 19.0, both),
+    ):
+        plan = load("auto").plan(step, budget, time_limit=0.2)
+        ran = {step.ops[i].target for i in plan.ops if step.ops[i].standby}
+        assert (plan.seconds, ran) == (pytest.approx(seconds), names)
+        assert simulate(step, plan.schedule).peak_bytes == plan.peak_bytes <= budget
+        assert walk(step, plan.ops).peak_bytes == plan.peak_bytes
+        assert plan.proof.bound_seconds <= least_seconds_within(step, budget)
+    assert step.floor_bytes == 51
+    plans = frontier(step, [51, 81, 211], time_limit=0.5)
+    assert [plan and plan.seconds for plan in plans] == pytest.approx([19, 14, 14])
+
+
+def test_what_only_forms_make_is_made_for_forms() -> None:
+    text = "resident t 0\na = f(t) 1 bytes 1 s\nb = g(c) 1 bytes 1 s\n-> a"
+    with pytest.raises(LowtideError):
+        StepGraph.from_text(text)
+    step = StepGraph.from_text(AHEAD)
+    wrong = [
+        replace(op, standby=False) if op.target == "head_arrived" else op
+        for op in step.ops
+    ]
+    with pytest.raises(ValueError, match="before it is made"):
+        check_graph(replace(step, ops=tuple(wrong)))

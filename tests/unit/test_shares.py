@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from lowtide.engine.prepare import _with_update
-from lowtide.engine.shares import plans_by_share
+from lowtide.engine.shares import plans_by_share, with_updates
+from lowtide.errors import BudgetTooSmallError
 from lowtide.planners import load
 from lowtide.step import graph
 from lowtide.step.graph import StepGraph
@@ -68,3 +69,33 @@ def test_a_gradient_that_the_next_backward_takes_is_not_left_behind():
     once = plans_by_share([step], [1], "100%", find)[1]
     assert once == step.baseline_peak_bytes
     assert plans_by_share([step], [3], "100%", find)[1] == once + 200
+
+
+def test_the_lowest_peak_with_updates_can_be_asked_for():
+    # At its lowest, 80 bytes for a and b, the step makes a again after w. That reads p,
+    # so the update of p comes later than it would, and dp is there beside w.
+    step = StepGraph.from_text("""
+        resident x 1 input
+        resident p 1 parameter
+        a  = f(x, p)      40 bytes 1 s
+        b  = g(a)         40 bytes 1 s
+        turn(b) -> d      1 bytes
+        dp = pb(x, d)     30 bytes 1 s
+           = update(p, dp) bytes   1 s  updates p
+        w  = h(x, d)      60 bytes 1 s
+        v  = k(w)         1 bytes  1 s
+        dq = qb(a, v)     1 bytes  1 s
+        -> dq
+    """)
+
+    def find(step, limit):
+        return load("auto").plan(step, limit, time_limit=0.05)
+
+    with pytest.raises(BudgetTooSmallError) as caught:
+        with_updates(step, 1, find)
+    error = caught.value
+    assert (error.budget_bytes, error.floor_bytes) == (1, 93)
+    assert error.bound_bytes <= 93
+    assert with_updates(step, 93, find).peak_bytes == 93
+    with pytest.raises(BudgetTooSmallError, match="budget 90 B"):
+        with_updates(step, 90, find)

@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from lowtide import planners
+from lowtide.engine.company import show_life
 from lowtide.engine.compile import Inner
 from lowtide.engine.costs.optimizer import with_optimizer
 from lowtide.engine.meter import (
@@ -168,6 +169,7 @@ def _installed(model: Any, asked: Settings | Plan, inner: Inner) -> Any:
             "be planned yet; it runs as it is, under no budget."
         )
         return model
+    show_life()
     inside = inside_wrapper(model)
     made = _install(inside, asked, inner)
     return made if inside is model else model

@@ -17,8 +17,10 @@ import os
 import pickle
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
@@ -39,7 +41,7 @@ _NO_BACKWARD_IN_A_COPY = "autograd's threading in combination with fork"
 
 def run_aside(work: Callable[[], Answer]) -> Answer:
     """What `work` returns, or raises, without any of its effects."""
-    if not hasattr(os, "fork") or torch.cuda.is_initialized():
+    if not hasattr(os, "fork") or torch.cuda.is_initialized() or _has_threads():
         return _here(work)
     # What is buffered would otherwise be written twice.
     sys.stdout.flush()
@@ -74,6 +76,19 @@ def run_aside(work: Callable[[], Answer]) -> Answer:
     if _NO_BACKWARD_IN_A_COPY in str(answer):
         return _here(work)
     raise answer
+
+
+def _has_threads() -> bool:
+    """Whether autograd may have threads for GPUs, which a copy would wait for in vain.
+
+    NOTE(torch==2.15): a build for GPUs starts one at the first backward, even where
+    there is no GPU. All that Linux tells is how many there are.
+    """
+    if torch.version.cuda is None and torch.version.hip is None:
+        return False
+    with suppress(OSError):
+        return len(os.listdir("/proc/self/task")) > threading.active_count()
+    return False
 
 
 def _here(work: Callable[[], Answer]) -> Answer:

@@ -32,14 +32,15 @@ def generator_state(device: str) -> torch.Tensor:
 
 def draw(state: torch.Tensor, target: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Draw from this state, which the process's generator is in, and move that on."""
-    result, own = _draw(state, target, args, kwargs)
-    _default_generator(str(own.device)).set_state(own.get_state())
+    device = _device_of(args, kwargs)
+    result, after = _draw(state, target, args, kwargs, device)
+    _default_generator(device).set_state(after)
     return result
 
 
 def draw_again(state: torch.Tensor, target: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Draw what was drawn from this state; no other generator is touched."""
-    return _draw(state, target, args, kwargs)[0]
+    return _draw(state, target, args, kwargs, _device_of(args, kwargs))[0]
 
 
 @contextmanager
@@ -59,16 +60,46 @@ def streams_put_back() -> Iterator[None]:
             numpy.random.set_state(drawn)
 
 
-def _draw(
-    state: torch.Tensor, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Any, torch.Generator]:
+def _device_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     tensors = (a for a in args if isinstance(a, torch.Tensor))
-    device = kwargs.get("device") or next((t.device for t in tensors), "cpu")
+    return str(kwargs.get("device") or next((t.device for t in tensors), "cpu"))
+
+
+def _draw(
+    state: torch.Tensor,
+    target: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    device: str,
+) -> tuple[Any, torch.Tensor]:
+    """What is drawn from this state, and the state behind it."""
+    if target is aten.native_dropout.default and device != "cpu":
+        return _draw_from_process(state, target, args, kwargs, device)
     own = torch.Generator(device=device)
     own.set_state(state)
     form = _with_generator(target)
     assert form is not None, f"{target} is not drawn twice"
-    return form(*args, **{**kwargs, "generator": own}), own
+    return form(*args, **{**kwargs, "generator": own}), own.get_state()
+
+
+def _draw_from_process(
+    state: torch.Tensor,
+    target: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    device: str,
+) -> tuple[Any, torch.Tensor]:
+    """Draw with an op that takes no generator: the process's is lent this state.
+
+    A GPU's dropout is one kernel, which draws in an order of its own.
+    """
+    lent = _default_generator(device)
+    before = lent.get_state()
+    lent.set_state(state)
+    try:
+        return target(*args, **kwargs), lent.get_state()
+    finally:
+        lent.set_state(before)
 
 
 def _default_generator(device: str) -> torch.Generator:

@@ -19,7 +19,12 @@ import torch
 from torch import fx
 from torch._subclasses import FakeTensor
 
-from lowtide.engine.capture.nodes import gradient_of, inputs_of, outputs_of
+from lowtide.engine.capture.nodes import (
+    gradient_of,
+    inputs_of,
+    is_view,
+    outputs_of,
+)
 from lowtide.engine.capture.piece import Piece
 from lowtide.engine.others import Run, callable_of
 from lowtide.engine.ranks import exchange
@@ -131,7 +136,7 @@ class _Gate(torch.autograd.Function):
 
 def _groups(backward: fx.GraphModule, cap_bytes: int) -> list[list[int]]:
     """Places of the gradients in the order in which they are made, cut by bytes."""
-    when = {node: number for number, node in enumerate(backward.graph.nodes)}
+    when = {node: number for number, node in enumerate(_in_order(backward))}
     gradients = outputs_of(backward)[0]
     groups: list[list[int]] = [[]]
     nbytes, limit = 0, min(_FIRST_BYTES, cap_bytes)
@@ -145,6 +150,36 @@ def _groups(backward: fx.GraphModule, cap_bytes: int) -> list[list[int]]:
     return groups
 
 
+def _in_order(module: fx.GraphModule) -> list[fx.Node]:
+    """The ops of a graph, views that it returns right behind what they show.
+
+    As they are written they come last, and so would all that is handed over.
+    """
+    body = [
+        n
+        for n in module.graph.nodes
+        if n.op not in ("placeholder", "output", "get_attr")
+    ]
+    behind: dict[fx.Node, list[fx.Node]] = {}
+    moved: set[fx.Node] = set()
+    for node in outputs_of(module)[0]:
+        chain: list[fx.Node] = []
+        while isinstance(node, fx.Node) and is_view(node) and node not in moved:
+            chain.insert(0, node)
+            (node, *others) = node.all_input_nodes
+            if others:
+                break
+        else:
+            if node in body and node not in moved:
+                moved.update(chain)
+                behind.setdefault(node, []).extend(chain)
+    ordered: list[fx.Node] = []
+    for node in body:
+        if node not in moved:
+            ordered += [node, *behind.get(node, ())]
+    return ordered
+
+
 def in_parts(
     module: fx.GraphModule, groups: Sequence[Sequence[int]]
 ) -> list[fx.GraphModule]:
@@ -155,11 +190,7 @@ def in_parts(
     """
     outputs = outputs_of(module)[0]
     placeholders = inputs_of(module)
-    body = [
-        n
-        for n in module.graph.nodes
-        if n.op not in ("placeholder", "output", "get_attr")
-    ]
+    body = _in_order(module)
     when = {node: number for number, node in enumerate(body)}
     part_of: dict[fx.Node, int] = {}
     begin = 0

@@ -10,6 +10,15 @@ with the kernels of the whole, and no tensor of that size is ever there:
 * backward: the rows again, their gradient, and from that the gradient of what was read;
   then some columns of logits again, their gradient, and those rows of the matrix's.
 
+Where no time is to be lost, the gradients are made in the forward, with the rows of
+logits that are there anyway (`head_ahead`). They depend on the gradient of the loss,
+which arrives later. It is nearly always the same number, most often 1; so it is taken
+to be the one that came last, and if another one comes, they are made again then.
+
+The gradient of the matrix is a sum over all rows. A product over many rows adds up some
+hundred at a time, and adds these sums to each other in order. Rows in numbers that fit
+this give the same sums, added in place (`Parts.tokens`).
+
 A column of a log-softmax is `(x - m) - s`, with the maximum of its row and the
 logarithm of its sum, which the rows have left. Its gradient takes the sum of a row of
 gradients, all of which are zero but one. An extra column holds that one for the words
@@ -17,44 +26,39 @@ that are not among those at hand.
 
 A kernel for another number of rows may add in another order. So a number of rows and
 of words is looked for with which all bits are the same, here and for these sizes
-(`exact_parts`), and where there is none the head stays whole.
+(`engine/trial.py`), and where there is none the head stays whole.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import logging
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
+from torch._subclasses import FakeTensor
 
 from lowtide.engine.bits import same_bits
-from lowtide.engine.costs.cache import cache_directory
-from lowtide.engine.loss import gradient_over, rows_at_once
-from lowtide.errors import LowtideError
-from lowtide.step.files import write_whole
+from lowtide.engine.loss import is_graph_kept, rows_at_once
 
 aten = torch.ops.aten
-log = logging.getLogger("lowtide.profile")
 
-# How many rows, and how many words, are tried: the fewest that give the same bits.
-ROWS = (128, 256, 512, 1024)
-WORDS = (1024, 2048, 4096, 8192)
 _IGNORED = -100
-# What was kept under another number is tried anew.
-_TRIED_AS = 1
-# Found in this process.
-_known: dict[str, Parts | None] = {}
+# More rows than these are never computed at once where they make others.
+_MOST_ROWS = 1536
+# For each head, the gradient of its loss that came last.
+_arrived: dict[tuple[object, ...], torch.Tensor] = {}
 
 
 class Parts(NamedTuple):
-    """How many rows and how many words are computed at once."""
+    """How many rows and how many words are computed at once.
+
+    `tokens` is the number of rows whose products are added up to the gradient of the
+    matrix, or 0 if that has to be made for some words at a time.
+    """
 
     rows: int
     words: int
+    tokens: int = 0
 
 
 class Loss(NamedTuple):
@@ -89,25 +93,24 @@ class Head(NamedTuple):
     def share(self, parts: Parts) -> float:
         """How much of the whole is computed at once."""
         rows, words = self.hidden.shape[0], self.matrix.shape[1]
-        return max(parts.rows / rows, parts.words / words)
+        return max(parts.rows / rows, parts.words / words, parts.tokens / rows)
 
-    def loss_scratch_bytes(self, parts: Parts) -> int:
-        """What the loss needs beside arguments and results."""
-        rows, words = self.hidden.shape[0], self.matrix.shape[1]
-        return self._part_bytes(parts.rows, words) + self._row_bytes * rows
+    def scratch_bytes(self, name: str, parts: Parts) -> int:
+        """What one of its forms needs beside arguments and results.
 
-    def gradient_scratch_bytes(self, parts: Parts) -> int:
-        """What the gradients need beside arguments and results.
-
-        That of the matrix is not there yet while the rows are computed.
+        The gradient of the matrix is not there yet while only rows are computed.
         """
         rows, (width, words) = self.hidden.shape[0], self.matrix.shape
-        by_rows = self._part_bytes(parts.rows, words) - (
-            width * words * self.hidden.dtype.itemsize
-        )
-        by_words = self._part_bytes(rows, parts.words + 1)
-        by_words += parts.words * width * self.hidden.dtype.itemsize
-        return max(by_rows, by_words) + self._row_bytes * rows
+        own = self.hidden.dtype.itemsize
+        needs = self._part_bytes(parts.tokens or parts.rows, words)
+        if name == "head_gradients":
+            needs = self._part_bytes(parts.rows, words) - width * words * own
+        if name == "head_gradients" or (name != "head_loss" and not parts.tokens):
+            by_words = self._part_bytes(rows, parts.words + 1)
+            needs = max(needs, by_words + parts.words * width * own)
+        elif name == "head_loss":
+            needs = self._part_bytes(parts.rows, words)
+        return needs + self._row_bytes * rows
 
     @property
     def _row_bytes(self) -> int:
@@ -118,7 +121,7 @@ class Head(NamedTuple):
         """So many logits, what they make of what the head reads, and a few at once."""
         own = self.hidden.dtype.itemsize
         few = rows_at_once(rows, words, own) * words
-        made = (rows * words + min(rows, ROWS[-1]) * self.hidden.shape[1]) * own
+        made = (rows * words + min(rows, _MOST_ROWS) * self.hidden.shape[1]) * own
         return made + few * (3 * self.loss.dtype.itemsize + 4)
 
 
@@ -131,16 +134,67 @@ def head_loss(
     parts: Parts,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The loss, and the number of rows that count, as `nll_loss_forward` has them."""
-    ignored = target == loss.ignore_index
-    places = target.masked_fill(ignored, 0)[:, None]
-    picked = hidden.new_empty(len(hidden), 1, dtype=loss.dtype)
-    for some in _slices(len(hidden), parts.rows):
-        for here, block in _blocks(_logits(hidden[some], matrix, bias), loss, some):
+    picked = Picked(target, loss, hidden)
+    for some in slices(len(hidden), parts.rows):
+        for here, block in _blocks(logits_of(hidden[some], matrix, bias), loss, some):
             aten._log_softmax.out(block, 1, False, out=block)
-            picked[here] = block.gather(1, places[here])
+            picked.take(here, block)
             del block
-    first = torch.zeros_like(target).masked_fill_(ignored, _IGNORED)
-    return aten.nll_loss_forward(picked, first, None, loss.reduction, _IGNORED)
+    return picked.loss()
+
+
+def head_ahead(
+    hidden: torch.Tensor,
+    matrix: torch.Tensor,
+    bias: torch.Tensor | None,
+    target: torch.Tensor,
+    loss: Loss,
+    is_transposed: bool,
+    parts: Parts,
+) -> tuple[torch.Tensor, ...]:
+    """What `head_loss` returns, and the gradients for what is taken to arrive.
+
+    Those are of the matrix and of what the head reads; behind them stands for which
+    gradient of the loss they were made.
+    """
+    first = torch.ones((), dtype=loss.dtype)
+    taken = _arrived.get(_kind(hidden, matrix, loss), first).clone()
+    picked = Picked(target, loss, hidden)
+    # It counts the rows, whatever their numbers are.
+    total = picked.loss()[1]
+    given = Given(taken, hidden, matrix, bias, target, total, loss)
+    of_matrix, of_hidden = given.at_once(is_transposed, parts, picked)
+    return (*picked.loss(), of_matrix, of_hidden, taken)
+
+
+def head_arrived(
+    gradient: torch.Tensor,
+    hidden: torch.Tensor,
+    matrix: torch.Tensor,
+    bias: torch.Tensor | None,
+    target: torch.Tensor,
+    total_weight: torch.Tensor,
+    loss: Loss,
+    is_transposed: bool,
+    of_matrix: torch.Tensor,
+    of_hidden: torch.Tensor,
+    taken: torch.Tensor,
+    may_take: bool,
+    parts: Parts,
+) -> tuple[torch.Tensor, ...]:
+    """The gradients that were made ahead, if they are those of what has arrived.
+
+    That of the matrix is handed on if nobody else will read it (`may_take`).
+    """
+    if isinstance(gradient, FakeTensor) or same_bits(gradient, taken):
+        if not may_take or is_graph_kept():
+            of_matrix = of_matrix.clone()
+        return of_matrix, of_hidden.clone()
+    _arrived[_kind(hidden, matrix, loss)] = gradient.clone()
+    given = Given(gradient, hidden, matrix, bias, target, total_weight, loss)
+    if may_take and not is_graph_kept():
+        return given.at_once(is_transposed, parts, None, of_matrix)
+    return given.at_once(is_transposed, parts, None)
 
 
 def head_gradients(
@@ -155,23 +209,42 @@ def head_gradients(
     parts: Parts,
 ) -> tuple[torch.Tensor, ...]:
     """The gradients of what the head reads, of its matrix, and of its bias."""
-    given = _Given(gradient, hidden, matrix, bias, target, total_weight, loss)
+    given = Given(gradient, hidden, matrix, bias, target, total_weight, loss)
     of_hidden = torch.empty_like(hidden)
     for some, made in given.by_rows(parts.rows):
         of_hidden[some] = made
         del made
-    width, words = matrix.shape
-    of_matrix = hidden.new_empty((width, words) if is_transposed else (words, width))
-    of_bias = hidden.new_empty(1, words)
-    for some, made, summed in given.by_words(parts.words, is_transposed):
-        of_matrix[(slice(None), some) if is_transposed else some] = made
-        if summed is not None:
-            of_bias[:, some] = summed
-        del made
+    of_matrix = given.empty_matrix(is_transposed)
+    of_bias = hidden.new_empty(1, matrix.shape[1])
+    given.fill_by_words(of_matrix, of_bias, parts.words, is_transposed)
     return (of_hidden, of_matrix) + (() if bias is None else (of_bias,))
 
 
-class _Given:
+def _kind(hidden: torch.Tensor, matrix: torch.Tensor, loss: Loss) -> tuple[object, ...]:
+    return (hidden.shape, matrix.shape, hidden.dtype, loss)
+
+
+class Picked:
+    """The one number of each row that counts for the loss."""
+
+    def __init__(self, target: torch.Tensor, loss: Loss, like: torch.Tensor) -> None:
+        ignored = target == loss.ignore_index
+        self.reduction = loss.reduction
+        self.places = target.masked_fill(ignored, 0)[:, None]
+        self.first = torch.zeros_like(target).masked_fill_(ignored, _IGNORED)
+        self.numbers = like.new_zeros(len(like), 1, dtype=loss.dtype)
+
+    def take(self, here: slice, logs: torch.Tensor) -> None:
+        """Note these rows of a log-softmax."""
+        self.numbers[here] = logs.gather(1, self.places[here])
+
+    def loss(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The loss of what was noted, and the number of rows that count."""
+        how = (None, self.reduction, _IGNORED)
+        return aten.nll_loss_forward(self.numbers, self.first, *how)
+
+
+class Given:
     """The backward of a head: its arguments, and what its rows leave for its words."""
 
     def __init__(
@@ -190,15 +263,71 @@ class _Given:
         self.highest = hidden.new_empty(len(hidden), 1, dtype=self.loss.dtype)
         self.log_sum = torch.empty_like(self.highest)
 
+    def empty_matrix(self, is_transposed: bool) -> torch.Tensor:
+        """Room for the gradient of the matrix."""
+        shape = self.matrix.shape if is_transposed else self.matrix.shape[::-1]
+        return self.hidden.new_empty(shape)
+
+    def at_once(
+        self,
+        is_transposed: bool,
+        parts: Parts,
+        picked: Picked | None,
+        room: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The gradients of the matrix and of what the head reads, and its loss."""
+        of_matrix = self.empty_matrix(is_transposed) if room is None else room
+        of_hidden = torch.empty_like(self.hidden)
+        count = parts.tokens or parts.rows
+        for some, logits in self.differentiated(count, picked, not parts.tokens):
+            torch.mm(logits, self.matrix.t(), out=of_hidden[some])
+            if parts.tokens:
+                self.add_tokens(of_matrix, logits, some, is_transposed)
+            del logits
+        if not parts.tokens:
+            self.fill_by_words(of_matrix, None, parts.words, is_transposed)
+        return of_matrix, of_hidden
+
+    def add_tokens(
+        self,
+        total: torch.Tensor,
+        logits: torch.Tensor,
+        some: slice,
+        is_transposed: bool,
+    ) -> None:
+        """Add what some rows make of the gradient of the matrix, in place."""
+        factors = logits.t(), self.hidden[some]
+        if is_transposed:
+            factors = self.hidden[some].t(), logits
+        if some.start == 0:
+            torch.mm(*factors, out=total)
+        else:
+            total.addmm_(*factors)
+
     def by_rows(self, count: int) -> Iterator[tuple[slice, torch.Tensor]]:
         """The gradient of what the head reads, some rows at a time."""
+        for some, logits in self.differentiated(count):
+            yield some, torch.mm(logits, self.matrix.t())
+            del logits
+
+    def differentiated(
+        self, count: int, picked: Picked | None = None, for_words: bool = True
+    ) -> Iterator[tuple[slice, torch.Tensor]]:
+        """The gradients of the logits, some rows at a time.
+
+        If columns are computed `for_words` later, what they need of each row is noted.
+        """
         loss = self.loss
-        for some in _slices(len(self.hidden), count):
-            logits = _logits(self.hidden[some], self.matrix, self.bias)
+        for some in slices(len(self.hidden), count):
+            logits = logits_of(self.hidden[some], self.matrix, self.bias)
             for here, block in _blocks(logits, loss, some):
-                self.highest[here] = block.amax(1, keepdim=True)
+                if for_words:
+                    self.highest[here] = block.amax(1, keepdim=True)
                 aten._log_softmax.out(block, 1, False, out=block)
-                self.log_sum[here] = block.amax(1, keepdim=True).neg_()
+                if for_words:
+                    self.log_sum[here] = block.amax(1, keepdim=True).neg_()
+                if picked is not None:
+                    picked.take(here, block)
                 sent = self.gradient[here] if loss.reduction == 0 else self.gradient
                 given = (None, loss.reduction, loss.ignore_index, self.total_weight)
                 dense = aten.nll_loss_backward(sent, block, self.target[here], *given)
@@ -208,8 +337,22 @@ class _Given:
                 if block.dtype != logits.dtype:
                     logits[here.start - some.start : here.stop - some.start] = block
                 del block, dense
-            yield some, torch.mm(logits, self.matrix.t())
+            yield some, logits
             del logits
+
+    def fill_by_words(
+        self,
+        of_matrix: torch.Tensor,
+        of_bias: torch.Tensor | None,
+        count: int,
+        is_transposed: bool,
+    ) -> None:
+        """Make the gradients of matrix and bias, some words at a time."""
+        for some, made, summed in self.by_words(count, is_transposed):
+            of_matrix[(slice(None), some) if is_transposed else some] = made
+            if summed is not None and of_bias is not None:
+                of_bias[:, some] = summed
+            del made
 
     def by_words(
         self, count: int, is_transposed: bool
@@ -220,9 +363,9 @@ class _Given:
         given = (first, None, self.loss.reduction, _IGNORED, self.total_weight)
         # Of each row, the one number of its gradient that is not zero.
         sent = aten.nll_loss_backward(self.gradient, self.log_sum, *given)
-        for some in _slices(self.matrix.shape[1], count):
+        for some in slices(self.matrix.shape[1], count):
             bias = None if self.bias is None else self.bias[some]
-            logits = _logits(self.hidden, self.matrix[:, some], bias)
+            logits = logits_of(self.hidden, self.matrix[:, some], bias)
             self._differentiate(logits, some, sent)
             if is_transposed:
                 made = torch.mm(self.hidden.t(), logits)
@@ -238,7 +381,7 @@ class _Given:
         count, dtype = logits.shape[1], self.loss.dtype
         is_here = (self.target >= some.start) & (self.target < some.stop)
         places = torch.where(is_here, self.target - some.start, count)[:, None]
-        for few in _slices(len(logits), rows_at_once(*_sizes(logits))):
+        for few in slices(len(logits), rows_at_once(*_sizes(logits))):
             logs = logits[few].float().sub(self.highest[few]).sub_(self.log_sum[few])
             block = logits.new_empty(len(logs), count + 1, dtype=dtype)
             block[:, :count] = logs
@@ -250,7 +393,7 @@ class _Given:
             del block, dense
 
 
-def _slices(count: int, step: int) -> Iterator[slice]:
+def slices(count: int, step: int) -> Iterator[slice]:
     for start in range(0, count, step):
         yield slice(start, min(count, start + step))
 
@@ -266,111 +409,14 @@ def _blocks(
 
     They are the rows themselves, or copies in the type in which the loss is computed.
     """
-    for few in _slices(len(logits), rows_at_once(*_sizes(logits))):
+    for few in slices(len(logits), rows_at_once(*_sizes(logits))):
         here = slice(some.start + few.start, some.start + few.stop)
         yield here, logits[few].to(loss.dtype)
 
 
-def _logits(
+def logits_of(
     hidden: torch.Tensor, matrix: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
     if bias is None:
         return torch.mm(hidden, matrix)
     return torch.addmm(bias, hidden, matrix)
-
-
-# Which parts give the same bits.
-
-
-def default_parts(head: Head) -> Parts | None:
-    """What is taken where nothing can be tried, or None for a head that is small."""
-    rows, words = head.hidden.shape[0], head.matrix.shape[1]
-    if rows <= ROWS[0] or words <= WORDS[0]:
-        return None
-    # What MKL's products most often ask for, if it is less than the whole.
-    return Parts(
-        *(
-            max(n for n in few[:2] if n < count)
-            for few, count in ((ROWS, rows), (WORDS, words))
-        )
-    )
-
-
-def exact_parts(head: Head) -> Parts | None:
-    """The parts in which a head gives the bits of the whole, here; None if none does.
-
-    It is tried once, on numbers of our own, and remembered in this process and on disk.
-    """
-    facts = (_TRIED_AS, head, torch.__version__, torch.get_num_threads())
-    key = hashlib.sha256(repr(facts).encode()).hexdigest()[:24]
-    if key not in _known:
-        directory = cache_directory()
-        path = None if directory is None else directory / "parts" / f"{key}.json"
-        try:
-            kept: Any = {} if path is None else json.loads(path.read_text())
-            _known[key] = Parts(*kept["parts"]) if kept["parts"] else None
-        except (OSError, ValueError, TypeError, KeyError):
-            _known[key] = _try_parts(head)
-            log.info("%s: the same bits in %s", head, _known[key])
-            if path is not None:
-                _store(path, _known[key])
-    return _known[key]
-
-
-def _store(path: Path, parts: Parts | None) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps({"parts": parts}), force=True)
-    except (OSError, LowtideError) as error:
-        log.info("what gives the same bits is not kept: %s: %s", path, error)
-
-
-def _try_parts(head: Head) -> Parts | None:
-    generator = torch.Generator().manual_seed(0)
-
-    def numbers(layout: Layout, size: float = 1.0) -> torch.Tensor:
-        made = torch.empty_strided(layout.shape, layout.stride, dtype=layout.dtype)
-        return made.normal_(0.0, size, generator=generator)
-
-    with torch.no_grad():
-        hidden = numbers(head.hidden)
-        # Logits of order one: kernels are slow on gradients that are almost zero.
-        matrix = numbers(head.matrix, len(hidden[0]) ** -0.5)
-        bias = None if head.bias is None else numbers(head.bias)
-        target = torch.randint(0, matrix.shape[1], (len(hidden),), generator=generator)
-        target[0] = head.loss.ignore_index
-        logs = _logits(hidden, matrix, bias).to(head.loss.dtype)
-        aten._log_softmax.out(logs, 1, False, out=logs)
-        how = (None, head.loss.reduction, head.loss.ignore_index)
-        whole = aten.nll_loss_forward(logs, target, *how)
-        gradient = torch.rand(whole[0].shape, generator=generator).to(logs.dtype)
-        sent = gradient_over(logs, gradient, target, *how, whole[1]).to(hidden.dtype)
-        del logs
-        of_hidden = torch.mm(sent, matrix.t())
-        of_matrix = torch.mm(sent.t(), hidden).t()
-        if head.is_transposed:
-            of_matrix = torch.mm(hidden.t(), sent)
-        of_bias = sent.sum([0], True)
-        del sent
-        given = _Given(gradient, hidden, matrix, bias, target, whole[1], head.loss)
-
-        def is_loss(rows: int) -> bool:
-            made = head_loss(hidden, matrix, bias, target, head.loss, Parts(rows, 0))
-            return all(map(same_bits, made, whole))
-
-        def is_by_rows(rows: int) -> bool:
-            made = given.by_rows(rows)
-            return all(same_bits(of_hidden[some], part) for some, part in made)
-
-        def is_by_words(words: int) -> bool:
-            return all(
-                same_bits(of_matrix[:, some], part if head.is_transposed else part.t())
-                and (summed is None or same_bits(of_bias[:, some], summed))
-                for some, part, summed in given.by_words(words, head.is_transposed)
-            )
-
-        few = (n for n in ROWS if n < len(hidden))
-        rows = next((n for n in few if is_by_rows(n) and is_loss(n)), 0)
-        few = (n for n in WORDS if n < matrix.shape[1])
-        words = next((n for n in few if rows and is_by_words(n)), 0)
-    return Parts(rows, words) if words else None

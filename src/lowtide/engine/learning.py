@@ -39,7 +39,9 @@ class Learning:
         of them learns alone would part them.
         """
         planning = self.planning
-        return planning.given is None and not (self.is_paused or planning.exchanges)
+        return planning.given is None and not (
+            self.is_paused or planning.agreement.exchanges
+        )
 
     def observe_outside(self) -> None:
         """Watch from the end of the first planned call to its backward."""

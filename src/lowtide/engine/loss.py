@@ -39,9 +39,7 @@ def gradient_over(
     The result is written over the log-softmax, unless somebody keeps the graph for a
     second backward (`retain_graph=True`), which will read it again.
     """
-    # NOTE(torch>=2.13): AOTAutograd asks the same before it reuses what was saved.
-    autograd: Any = torch._C._autograd  # pyright: ignore[reportAttributeAccessIssue]
-    if autograd._get_current_graph_task_keep_graph():
+    if is_graph_kept():
         log_softmax = log_softmax.clone()
     if isinstance(log_softmax, FakeTensor):
         return log_softmax  # a dry run; there may be many rows
@@ -56,6 +54,13 @@ def gradient_over(
         aten._log_softmax_backward_data.out(made, part, 1, part.dtype, out=part)
         del made  # before the next rows are made beside it
     return log_softmax
+
+
+def is_graph_kept() -> bool:
+    """Whether the backward that runs now may run again (`retain_graph=True`)."""
+    # NOTE(torch>=2.13): AOTAutograd asks the same before it reuses what was saved.
+    autograd: Any = torch._C._autograd  # pyright: ignore[reportAttributeAccessIssue]
+    return autograd._get_current_graph_task_keep_graph()
 
 
 def rows_at_once(count: int, width: int, element_bytes: int) -> int:

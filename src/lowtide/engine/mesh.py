@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed import _functional_collectives as collectives
 
+from lowtide.engine.capture.piece import COLLECTIVE
 from lowtide.engine.costs.devices import find_device
 from lowtide.engine.costs.exchange import ring_seconds
 from lowtide.engine.prepare import prepare
@@ -99,7 +100,7 @@ def profile_on_mesh(
             nbytes, dp, described, is_wide=is_wide
         ),
     )
-    made = sharded(step, how)
+    made = sharded(_repeatable(step), how)
     parameters = sum(p.numel() for p in model.parameters())
     note = (
         f"One of {dp * tp} ranks: parameters, gradients and Adam's state divided by "
@@ -111,6 +112,12 @@ def profile_on_mesh(
     )
     facts = {**made.facts, "mesh": [dp, tp]}
     return replace(made, name=name, facts=facts, notes=(*made.notes, note))
+
+
+def _repeatable(step: StepGraph) -> StepGraph:
+    """The step with exchanges that may run again, as all ranks follow one plan."""
+    ops = (replace(op, once="") if op.once == COLLECTIVE else op for op in step.ops)
+    return replace(step, ops=tuple(ops))
 
 
 def _blocks(model: nn.Module) -> tuple[str, nn.ModuleList]:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from lowtide import planners
-from lowtide.engine.capture.piece import COLLECTIVE, Piece
+from lowtide.engine.capture.piece import Piece
 from lowtide.engine.capture.shapes import ResizedError
 from lowtide.engine.capture.step import step_of
 from lowtide.engine.costs.optimizer import optimizer_of
@@ -93,8 +93,7 @@ class Planning:
     `beside_bytes` (what a step took beyond its plan), `in_flight` (how many forwards
     wait for their backwards together) and `foreseen` (the graphs of a step that could
     not be seen before it ran, and how often each). `bare` is the step without what is
-    outside. Where its graphs talk to other processes, it `exchanges`. The plans promise
-    a peak of `promised_bytes` and may take `allowed_bytes`.
+    outside. The plans promise a peak of `promised_bytes` and may take `allowed_bytes`.
     """
 
     def __init__(
@@ -112,8 +111,7 @@ class Planning:
         self.beside_bytes = 0
         self.in_flight = 1
         self.foreseen: list[tuple[Unpriced, int]] = []
-        self.agreement = Agreement()
-        self.exchanges = False
+        self.agreement = Agreement(self.modules)
         self.counts_found_optimizer = True
         self.least_bytes = 0
         self.began = time.perf_counter()
@@ -147,9 +145,7 @@ class Planning:
         known = self.from_family(piece)
         if known is not None:
             return orders_of(known, piece)
-        self.exchanges |= any(op.once == COLLECTIVE for op in step_of(piece).ops)
-        is_first = not self.watch.forwards and not self.plans
-        with self.agreement.deciding(step_of(piece), self.modules, is_first=is_first):
+        with self.agreement.deciding([step_of(piece)]):
             plan = self.within_budget(lambda: self.plan_alone(piece))
         self.family.add(step_of(piece), self.steps[-1], plan)
         return orders_of(plan, piece)
@@ -292,11 +288,12 @@ class Planning:
 
     def plan_foreseen(self) -> list[Plan]:
         """Plans for the graphs of the first step, which has been trained by now."""
-        try:
-            return self.within_budget(lambda: self.plan_shares(self.foreseen))
-        except BudgetTooSmallError as error:
-            warn(f"{self.name}: {error} The step is run at that peak.")
-            return self.plan_shares(self.foreseen, budget=error.floor_bytes)
+        with self.agreement.deciding([graph.step for graph, _ in self.foreseen]):
+            try:
+                return self.within_budget(lambda: self.plan_shares(self.foreseen))
+            except BudgetTooSmallError as error:
+                warn(f"{self.name}: {error} The step is run at that peak.")
+                return self.plan_shares(self.foreseen, budget=error.floor_bytes)
 
     def plan_shares(
         self, graphs: Sequence[tuple[Piece | Unpriced, int]], budget: Any = None
@@ -335,16 +332,17 @@ class Planning:
         return decide
 
     def decide_next(self, piece: Piece) -> Orders:
-        """The order of a piece that is not the whole step, as it arrives.
-
-        It is planned in what the graphs before it leave while they wait for their
-        backwards. What comes after it is not known yet. If something has run already,
-        a piece that does not fit gets its lowest plan instead of an error.
-        """
-        return orders_of(self.within_budget(lambda: self.plan_next(piece)), piece)
+        """The order of a piece that is not the whole step, as it arrives."""
+        with self.agreement.deciding([step_of(piece)]):
+            plan = self.within_budget(lambda: self.plan_next(piece))
+        return orders_of(plan, piece)
 
     def plan_next(self, piece: Piece) -> Plan:
-        """The plan of a piece in what is left of the budget when it arrives."""
+        """The plan of a piece in what the graphs before it leave of the budget.
+
+        What comes after it is not known yet. If something has run already, a piece
+        that does not fit gets its lowest plan instead of an error.
+        """
         step = self.prepared(piece)
         step = with_room_at_turn(step, _guessed_room(step, piece))
         held = self.watch.held_bytes

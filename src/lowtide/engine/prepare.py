@@ -24,10 +24,16 @@ from lowtide.engine.costs.cost import Cost, total_cost
 from lowtide.engine.costs.devices import find_device
 from lowtide.engine.costs.optimizer import UpdateBytes, update_bytes
 from lowtide.engine.costs.prices import Pricing, costs
-from lowtide.engine.head import Head, default_parts, exact_parts
+from lowtide.engine.head import Head
 from lowtide.engine.outside import Outside
 from lowtide.engine.ranks import bucket_bytes
+from lowtide.engine.trial import default_parts, exact_parts
 from lowtide.step.graph import Kind, Op, Region, StepGraph, Storage
+
+# No single number takes more.
+_NUMBER_BYTES = 16
+# Forms that make gradients with the loss.
+_AHEAD = ("head_ahead", "head_arrived")
 
 
 @dataclass(frozen=True)
@@ -81,12 +87,16 @@ def prepare(
 def _tried(op: Op, cost: Cost, head: Head) -> tuple[Op, Cost]:
     """An op that runs in parts as it does here; one that makes nothing if it cannot."""
     parts, foreseen = exact_parts(head), default_parts(head)
-    if parts is None or foreseen is None:
-        return replace(op, reads=(), writes=()), cost
-    needs = head.gradient_scratch_bytes
-    if op.target == "lowtide::head_loss":
-        needs = head.loss_scratch_bytes
-    scratch = op.scratch_bytes - needs(foreseen) + needs(parts)
+    name = op.target.removeprefix("lowtide::")
+    # Without blocks of tokens, gradients ahead cost more than they were taken to.
+    if (
+        parts is None
+        or foreseen is None
+        or (name in _AHEAD and bool(parts.tokens) != bool(foreseen.tokens))
+    ):
+        return replace(op, reads=(), writes=(), over=-1), cost
+    scratch = op.scratch_bytes - head.scratch_bytes(name, foreseen)
+    scratch += head.scratch_bytes(name, parts)
     # The cost is that of the whole.
     own = replace(cost, scratch_bytes=int(cost.scratch_bytes * head.share(parts)))
     return replace(op, scratch_bytes=scratch), own
@@ -219,7 +229,8 @@ def _with_outside_loss(step: StepGraph) -> StepGraph:
     """A loss that is computed outside, and its gradient, live to the end."""
     unit = step.alignment_bytes
     turn = step.ops[step.turn]
-    if step.turn < 0 or all(step.sizes[s] <= unit for s in turn.writes):
+    inside = all(step.storages[s].nbytes <= _NUMBER_BYTES for s in turn.writes)
+    if step.turn < 0 or inside:
         return step
     return _with_held(step, "loss and its gradient", 2 * unit)
 

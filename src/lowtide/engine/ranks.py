@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from lowtide.engine.capture.piece import COLLECTIVE
+from lowtide.engine.company import Group, met, show_life
 from lowtide.errors import (
     BudgetTooSmallError,
-    CaptureError,
     InvalidArgumentError,
-    LowtideError,
     RankError,
 )
 from lowtide.step.graph import StepGraph
@@ -100,64 +99,94 @@ class Agreement:
 
     Before the first step has run, all of them are planning. Then the first of them
     plans, the others take its schedule where their graph is the same and it keeps their
-    own budget, and nobody goes on before all have a plan; what stops one is raised by
-    all. Later decisions may come at different times, since a new shape may reach one
-    process and not another, so nobody waits; only graphs in which processes talk to
-    each other are decided together then, too.
-
-    All of this goes through the store that the processes met at, never through an
-    exchange of tensors, which would have to come at the same time everywhere.
+    own budget, and nobody goes on before all have a plan and have run their forward;
+    what stops one is raised by all. One that goes another way, because its graph cannot
+    be captured, say, is not waited for. Later decisions may come at different times,
+    since a new shape may reach one process and not another, so nobody waits; only
+    graphs in which processes talk to each other are decided together then, too; where
+    there are such graphs, the step `exchanges`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self.modules = modules
         self.number = -1
-        self.turn = 0
+        self.calls = 0
         self.searches = 0
+        self.has_begun = self.is_deciding = self.exchanges = False
         self.group: Group | None = None
 
     @contextmanager
-    def deciding(
-        self, step: StepGraph, modules: Sequence[nn.Module], *, is_first: bool
-    ) -> Iterator[None]:
-        """Decide in this block how a graph runs, all together if it has to be."""
-        must = any(op.once == COLLECTIVE for op in step.ops)
-        group = group_of(modules) if must or is_first else None
+    def calling(self) -> Iterator[None]:
+        """Plan a call in this block and run it: the first one together."""
+        together = self.exchanges or not self.has_begun
+        group = group_of(self.modules) if together else None
+        self.has_begun = True
         if group is None:
             yield
             return
+        show_life()
         if self.number < 0:
             self.number = next(_NUMBERS)
-        self.group, self.searches = group.at(f"{self.number}/{self.turn}"), 0
-        self.turn += 1
+        self.calls += 1
+        group = replace(group, number=self.number)
+        self.group = group.goes_to((self.calls, 0, 0))
+        end = self.calls + 1, 0, 0
         try:
-            self.group.tell("graph", step.fingerprint)
-            if must:
-                self.check_graphs(self.group, step)
             yield
         except Exception as error:
-            # One that cannot be captured goes on in another way, and trains.
-            ends = isinstance(error, LowtideError) and not isinstance(
-                error, CaptureError
-            )
-            self.group.tell("end", str(error) if ends else "")
+            with suppress(RankError):
+                group.goes_to(end, error)
             raise
         else:
-            self.group.tell("end", "")
-            for rank, text in self.group.hear("end"):
-                if text:
-                    raise RankError(rank, text)
+            group.goes_to(end)
+            last = replace(group, where=(self.calls, sys.maxsize, 0))
+            last.wait_for_all("nothing")
         finally:
             self.group = None
 
-    def check_graphs(self, group: Group, step: StepGraph) -> None:
+    def go_down(self, reason: str) -> None:
+        """Tell the others that this call takes the next rung of the ladder."""
+        log.info("this is not the way: %s", reason)
+        if self.group is not None:
+            call, rung, _ = self.group.where
+            self.group = self.group.goes_to((call, rung + 1, 0))
+
+    @contextmanager
+    def deciding(self, steps: Sequence[StepGraph]) -> Iterator[None]:
+        """Decide in this block how graphs run, all together if it has to be."""
+        must = any(op.once == COLLECTIVE for step in steps for op in step.ops)
+        self.exchanges |= must
+        if self.group is None and must and group_of(self.modules) is not None:
+            with self.calling(), self.deciding(steps):
+                yield
+            return
+        if self.group is None:
+            yield
+            return
+        call, rung, turn = self.group.where
+        self.group = group = self.group.goes_to((call, rung, turn + 1))
+        self.searches, self.is_deciding = 0, True
+        prints = ", ".join(step.fingerprint for step in steps)
+        group.tell("graph", prints)
+        if must:
+            self.check_graphs(group, prints)
+        try:
+            yield
+        finally:
+            self.is_deciding = False
+        group.tell("end", "")
+        self.group = group.goes_to((call, rung, turn + 2))
+        group.wait_for_all("end")
+
+    def check_graphs(self, group: Group, prints: str) -> None:
         """Raise if processes that talk to each other have different graphs."""
-        heard = dict(group.hear("graph"))
-        others = [rank for rank, text in heard.items() if text != step.fingerprint]
+        heard = group.wait_for_all("graph")
+        others = [rank for rank, text in heard.items() if text != prints]
         if others:
             named = ", ".join(map(str, others))
             raise RankError(
                 group.rank,
-                f"its graph {step.fingerprint} is not that of the ranks {named}, and "
+                f"its graph {prints} is not that of the ranks {named}, and "
                 "they talk to each other in it",
             )
 
@@ -169,7 +198,7 @@ class Agreement:
         Without a limit a low plan is asked for, and any serves.
         """
         group = self.group
-        if group is None:
+        if group is None or not self.is_deciding:
             return search()
         key = f"plan/{self.searches}"
         self.searches += 1
@@ -181,7 +210,7 @@ class Agreement:
                 raise
             group.tell(key, json.dumps(plan.to_dict()))
             return plan
-        told = group.first_says(key, "end")
+        told = group.wait_for(group.ranks[0], key)
         if not told:
             return search()
         found = Plan.from_dict(json.loads(told))
@@ -199,66 +228,14 @@ class Agreement:
 
 
 _NUMBERS = itertools.count()
-# How long a process waits for another that may be planning, in seconds.
-_PATIENCE = 600.0
-
-
-@dataclass(frozen=True)
-class Group:
-    """Processes that train one model, and what they tell each other."""
-
-    ranks: tuple[int, ...]
-    rank: int
-    place: str = ""
-
-    @property
-    def is_first(self) -> bool:
-        return self.rank == self.ranks[0]
-
-    def at(self, place: str) -> Group:
-        return replace(self, place=f"lowtide/{'-'.join(map(str, self.ranks))}/{place}")
-
-    def tell(self, what: str, text: str) -> None:
-        """Say something to all others."""
-        _store().set(f"{self.place}/{what}/{self.rank}", text)
-
-    def hear(self, what: str) -> Iterator[tuple[int, str]]:
-        """What each of the others says, in the order of their ranks."""
-        for rank in self.ranks:
-            if rank != self.rank:
-                yield rank, self.wait_for(rank, what)
-
-    def first_says(self, what: str, end: str) -> str:
-        """What the first one says, or nothing if it has come to its end before."""
-        return self.wait_for(self.ranks[0], what, end)
-
-    def wait_for(self, rank: int, wanted: str, *others: str) -> str:
-        """What a rank says of what is wanted, unless it says another thing before."""
-        keys = [f"{self.place}/{what}/{rank}" for what in (wanted, *others)]
-        store, pause, until = _store(), 0.001, time.monotonic() + _PATIENCE
-        while True:
-            if store.check(keys[:1]):
-                return store.get(keys[0]).decode()
-            if any(store.check([key]) for key in keys[1:]):
-                return ""
-            if time.monotonic() > until:
-                raise RankError(rank, f"it has said nothing for {_PATIENCE:.0f} s")
-            time.sleep(pause)
-            pause = min(0.1, 2 * pause)
-
-
-def _store() -> Any:
-    # NOTE(torch>=2.13): the store that the processes met at has no public name.
-    return torch.distributed.distributed_c10d._get_default_store()
+log = logging.getLogger("lowtide.run")
 
 
 def group_of(modules: Sequence[nn.Module]) -> Group | None:
     """The processes that train these modules together, if there are others."""
+    if not met():
+        return None
     distributed = torch.distributed
-    if not distributed.is_available() or not distributed.is_initialized():
-        return None
-    if distributed.get_backend() == "fake":
-        return None
     wrapper = exchange()
     if wrapper is not None:
         ranks = distributed.get_process_group_ranks(wrapper.process_group)

@@ -37,8 +37,8 @@ from lowtide.engine.draws import (
     generator_state,
     masking_scale,
 )
-from lowtide.engine.head import exact_parts
 from lowtide.engine.overwrite import emit_over, is_last_use, write_over
+from lowtide.engine.trial import exact_parts
 from lowtide.errors import CaptureError, PlanMismatchError
 from lowtide.step.plan import Plan
 from lowtide.step.schedule import with_frees
@@ -158,13 +158,14 @@ class GraphWriter:
     """Writes one graph. `values` maps nodes of the old to what holds their value now.
 
     What a backward takes from its forward is in `saved`; its placeholders stand before
-    the `first_tangent`.
+    the `first_tangent`, those of neither tensors nor numbers from `first_object` on.
     """
 
     def __init__(self) -> None:
         self.graph = fx.Graph()
         self.values: dict[fx.Node, fx.Node] = {}
         self.saved: dict[Any, fx.Node] = {}
+        self.first_object: fx.Node | None = None
         self.first_tangent: fx.Node | None = None
 
     def placeholder(self, node: fx.Node) -> fx.Node:
@@ -248,20 +249,19 @@ class _Emitter(GraphWriter):
             what = base
         if what in self.saved:
             return self.saved[what]
-        name = saved_name(self.piece, what)
-        assert self.first_tangent is not None, f"{name} is not made in the forward"
         before = self.first_tangent
+        assert before is not None, f"{saved_name(self.piece, what)} is not made before"
         if base is not None and is_number(base):
             before = next(n for n in self.graph.nodes if not is_number(n))
         elif base is None or not is_object(base):
-            objects = (n for n in self.graph.nodes if is_object(n))
-            before = next(objects, before)
+            before = self.first_object or before
         with self.graph.inserting_before(before):
             # A parameter's name is fixed even where fx renames its node, so it must
             # not be the name of any node emitted so far.
             copy = self.saved[what] = self.graph.placeholder(f"saved_{what}")
         if base is not None:
             copy.meta = dict(base.meta)
+            self.first_object = self.first_object or (copy if is_object(base) else None)
         else:
             assert isinstance(what, int)
             copy.meta["val"] = self.fake_state(what)
@@ -272,21 +272,23 @@ class _Emitter(GraphWriter):
 
     def value_to_save(self, what: Saved) -> fx.Node:
         base = self.base_of(what)
-        if base is not None:
-            return self.value(base)
-        assert isinstance(what, int)
-        return self.states[what]
+        return self.states[cast(int, what)] if base is None else self.value(base)
 
     def fake_state(self, storage: int) -> torch.Tensor:
         like = next(t for n in self.piece.primals for t in tensors_of(n))
         with like.fake_mode:  # type: ignore[attr-defined]
+            if storage in self.piece.alike:
+                return torch.empty_like(self.piece.alike[storage])
             return torch.empty(self.piece.storages[storage].nbytes, dtype=torch.uint8)
 
     # Ops.
 
     def run_all(self, ops: Sequence[PieceOp]) -> None:
         for place, op in enumerate(ops):
-            if op.over >= 0 and is_last_use(op.over, ops[place + 1 :]):
+            is_over = op.over >= 0 and is_last_use(op.over, ops[place + 1 :])
+            if op.form is not None:
+                self.run_form(op, op.form, is_over)
+            elif is_over:
                 self.write_over(op)
             else:
                 self.run(op)
@@ -305,9 +307,6 @@ class _Emitter(GraphWriter):
     def run(self, op: PieceOp) -> None:
         if op.variant == "unpack":
             self.unpack(op)
-            return
-        if op.form is not None:
-            self.run_form(op, op.form)
             return
         if op.variant == "plain":
             if op.state in self.wanted:
@@ -351,7 +350,7 @@ class _Emitter(GraphWriter):
         made = self.values[p.node] = self.graph.call_function(p.how.unpack, given)
         made.meta = dict(p.node.meta)
 
-    def run_form(self, op: PieceOp, form: Form) -> None:
+    def run_form(self, op: PieceOp, form: Form, is_over: bool) -> None:
         """Run other ops in their other form; all of its results are in one tuple."""
         parts = exact_parts(form.head)
         if parts is None:
@@ -359,15 +358,22 @@ class _Emitter(GraphWriter):
                 f"{form.name} gives other bits on this device than the ops it is for",
                 fix="Plan the step on this device",
             )
-        made = self.graph.call_function(form.call, (*self.map(form.given), parts))
-        made.meta["val"] = tuple(node.meta["val"] for node in form.results)
+        taken = (*map(self.state, form.takes), is_over) if form.takes else ()
+        given = (*self.map(form.given), *taken, parts)
+        made = self.graph.call_function(form.call, given)
+        left = [self.fake_state(s) for s in form.leaves]
+        made.meta["val"] = (*(node.meta["val"] for node in form.results), *left)
         for s in (*op.writes, *(f.over for f in op.then)):
             for node in self.piece.nodes_of.get(s, ()):
                 self.values.pop(node, None)
-        for place, node in enumerate(form.results):
+        for place, what in enumerate((*form.results, *form.leaves)):
             item = self.graph.call_function(operator.getitem, (made, place))
-            item.meta = dict(node.meta)
-            self.values[node] = item
+            item.meta["val"] = made.meta["val"][place]
+            if isinstance(what, fx.Node):
+                item.meta = dict(what.meta)
+                self.values[what] = item
+            else:
+                self.states[what] = item
         for follower in op.then:
             self.follow(follower)
 

@@ -178,7 +178,7 @@ class PlannedCall:
                 except Exception:
                     self.learning.end()  # half a step teaches nothing
                     raise
-            with _PLANNING:
+            with _PLANNING, self.planning.agreement.calling():
                 try:
                     outputs = self.plan_route(route, inputs, is_new=is_new)
                 except BudgetTooSmallError:
@@ -205,8 +205,8 @@ class PlannedCall:
         try:
             outputs = self.attempt(call, inputs, is_whole=True)
         except _NotCapturedError as error:
-            log.info("one graph is not enough: %s", error)
             reason = str(error)
+            self.planning.agreement.go_down(reason)
             if self.inner == "inductor":
                 warn(
                     f"{self.planning.name}: Inductor cannot compile this step as one "
@@ -293,6 +293,7 @@ class PlannedCall:
 
     def run_unplanned(self, route: Route, reason: str, inputs: Inputs) -> Any:
         """The last rung."""
+        self.planning.agreement.go_down(reason)
         route.run = None
         warn(
             f"{self.planning.name}: this step cannot be planned. "
@@ -300,8 +301,6 @@ class PlannedCall:
             "the model that can be captured, or the function that computes the loss."
         )
         return inputs.call(self.function)
-
-    # What decides how a call runs.
 
     def is_training_call(self) -> bool:
         """Whether a backward may follow."""
@@ -346,7 +345,7 @@ class PlannedCall:
             self.planning.start_anew()
 
     def forget(self) -> None:
-        """Let go of all plans and what was compiled for them."""
+        """Let go of all plans."""
         self.routes.clear()
         self.planning.start_anew()
 

@@ -12,11 +12,13 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch._dynamo import guards
+from torch._dynamo.variables import TensorVariable
 from torch._functorch._aot_autograd import graph_compile
 
 from lowtide.engine.notices import warn
@@ -49,6 +51,25 @@ _NEEDED = {
 # NOTE(torch>=2.13): tried with 2.13. A torch without it has nothing to leave out.
 _GUARDS: Any = guards
 _TIME_GUARDS = getattr(guards, "profile_guard_manager", None)
+
+# What dynamo asks to compare a tensor.
+COMPARE = next(
+    name
+    for name in ("tp_richcompare_impl", "richcompare_impl")  # torch 2.14, 2.13
+    if hasattr(TensorVariable, name)
+)
+
+
+def opaque_base() -> type:
+    """The base class of objects that a graph hands on without looking into them."""
+    for module, name in (
+        ("torch._custom_class_base", "CustomClassBase"),  # torch 2.14
+        ("torch._opaque_base", "OpaqueBase"),  # torch 2.13
+    ):
+        if find_spec(module) is not None:
+            return getattr(import_module(module), name)
+    raise UnsupportedTorchError("it has no torch._opaque_base", torch.__version__)
+
 
 _NOTES_WHAT_IS_SAVED = "_categorize_saved_tensors_for_backward"
 

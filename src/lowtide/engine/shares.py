@@ -32,22 +32,33 @@ def with_updates(step: StepGraph, limit_bytes: int | None, find: Find) -> Plan:
 
     Planners place them where the baseline has them. A recomputation may need a
     parameter later than that; then its gradient waits, and the plan is made for as much
-    less as that takes. Without a limit the lowest is looked for.
+    less as that takes. Without a limit, or if none fits, the lowest is looked for.
     """
     if not any(op.spends for op in step.ops):
         return find(step, limit_bytes)
     plain, limit = without_spending(step), limit_bytes
-    for _ in range(_HALVINGS):
-        found = find(plain, limit)
+
+    def with_its_updates(found: Plan) -> Plan:
         schedule = with_frees(step, settled(step, found.ops))
-        plan = make_plan(
-            step, schedule, planner=found.planner, budget_bytes=limit_bytes
-        )
+        given = {"planner": found.planner, "budget_bytes": limit_bytes}
+        return make_plan(step, schedule, **given)
+
+    bound_bytes = 0
+    for _ in range(_HALVINGS):
+        try:
+            plan = with_its_updates(find(plain, limit))
+        except BudgetTooSmallError as error:
+            bound_bytes = error.bound_bytes
+            break
         if limit is None or limit_bytes is None or plan.peak_bytes <= limit_bytes:
             return plan
         limit -= plan.peak_bytes - limit_bytes
     assert limit_bytes is not None
-    raise BudgetTooSmallError(limit_bytes, plan.peak_bytes, blame(step, schedule))
+    lowest = with_its_updates(find(plain, None))
+    if lowest.peak_bytes <= limit_bytes:
+        return lowest
+    why = blame(step, lowest.schedule)
+    raise BudgetTooSmallError(limit_bytes, lowest.peak_bytes, why, bound_bytes)
 
 
 def plans_by_share(

@@ -3,8 +3,9 @@
 What a block may drop is tried on a step with five of them. First each of its results
 alone: by the bytes that it frees for each second that it costs. Then one after another
 in that order, which gives a ladder of ways to run a block, from keeping everything to
-keeping the least. On the whole step all blocks stand on one rung, or the first ones on
-one and the others on the next, whichever is the fastest that fits.
+keeping the least; what would raise the peak of the whole step stays. On the whole step
+all blocks stand on one rung, or the first ones on one and the others on the next,
+whichever is the fastest that fits.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ class _Rung:
 
 def plan_blocks(step: StepGraph, budget_bytes: int | None) -> Plan:
     """The fastest plan found within the budget; without one, the lowest peak found."""
-    rungs = _ladder(step)
     whole = _Whole(step)
     count = len(blocks_of(step))
+    rungs = _ladder(step, whole)
 
     def at(low: int, number: int) -> tuple[Schedule, int, float]:
         """All blocks on a rung, and so many of them on the one below."""
@@ -98,16 +99,15 @@ class _Whole:
         return self.saved - gone
 
 
-def _ladder(step: StepGraph) -> list[_Rung]:
+def _ladder(step: StepGraph, whole: _Whole) -> list[_Rung]:
     """Ways to run a block, from the fastest to the one that keeps the least."""
     small, _ = few_blocks(step)
-    whole = _Whole(small)
-    count = len(whole.at)
-    slots = list(whole.at[2])
+    few = _Whole(small)
+    slots = list(few.at[2])
 
     def at(dropped: frozenset[Slot]) -> _Rung:
         rung = _Rung(dropped, 0, 0.0)
-        kept = whole.kept([rung] * count)
+        kept = few.kept([rung] * len(few.at))
         found = simulate(small, from_kept(small, kept))
         nbytes = sum(small.sizes[s] for s in kept)
         return _Rung(dropped, nbytes, found.seconds)
@@ -119,10 +119,17 @@ def _ladder(step: StepGraph) -> list[_Rung]:
         freed = first.kept_bytes - alone.kept_bytes
         return (alone.seconds - first.seconds) / max(1, freed)
 
-    rungs, dropped = [first], set[Slot]()
+    def peak_bytes(rung: _Rung) -> int:
+        kept = whole.kept([rung] * len(whole.at))
+        return simulate(step, from_kept(step, kept)).peak_bytes
+
+    rungs, dropped, lowest = [first], frozenset[Slot](), peak_bytes(first)
     for slot in sorted(slots, key=price):
-        dropped.add(slot)
-        rung = at(frozenset(dropped))
+        rung = at(dropped | {slot})
+        peak = peak_bytes(rung)
+        if peak > lowest:
+            continue
+        dropped, lowest = rung.dropped, peak
         while rungs and rung.seconds <= rungs[-1].seconds and len(rungs) > 1:
             rungs.pop()  # what it cost before is not needed any more
         rungs.append(rung)

@@ -44,6 +44,26 @@ def _may_replace(step: StepGraph, form: Op) -> bool:
     return bool(makers) and not any(m.once or read & {*m.writes} for m in makers)
 
 
+def groups(step: StepGraph) -> tuple[frozenset[int], ...]:
+    """The forms, each with those that make or read what only forms make for it."""
+    parent = {i: i for i in forms(step)}
+
+    def root(i: int) -> int:
+        while parent[i] != i:
+            i = parent[i]
+        return i
+
+    for i in parent:
+        for s in step.ops[i].reads:
+            makers = step.producers[s]
+            if makers and step.ops[makers[0]].standby and makers[0] in parent:
+                parent[root(i)] = root(makers[0])
+    found: dict[int, set[int]] = {}
+    for i in parent:
+        found.setdefault(root(i), set()).add(i)
+    return tuple(frozenset(group) for group in found.values())
+
+
 def replaced(step: StepGraph, chosen: Collection[int]) -> frozenset[int]:
     """The ops of the baseline that nobody needs if these forms run."""
     taken = {s for i in chosen for s in step.ops[i].writes}

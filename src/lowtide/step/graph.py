@@ -390,8 +390,9 @@ def check_graph(step: StepGraph) -> None:
         spent.update(op.spends)
         for s in op.writes:
             made[s] = True
+    forms = {s for op in step.ops if op.standby for s in op.writes}
     for op in step.ops:
-        if op.standby and not all(made[s] for s in (*op.reads, *op.writes)):
+        if op.standby and not all(made[s] or s in forms for s in op.reads):
             raise ValueError(f"op {op.name} names a storage that no other op makes")
     if len(set(step.outputs)) < len(step.outputs):
         raise ValueError("an output storage is listed twice")

@@ -14,9 +14,10 @@ da    = gb(a, db)       16 bytes   2 s  scratch 8
 A line makes storages by an op from storages; bytes are listed in the order of the names
 on the left. After the time come flags: `random`, `mutates`, `collective` (the op runs
 once), `standby`, `scratch N`, `over NAME` (which the first result can take the place
-of). `turn(...)` ends the forward: what it reads must exist by
-then, what it writes starts the backward. The last line names the step's outputs. A name
-made again on a `standby` line is the same storage. `#` starts a comment.
+of), `updates NAME` (which nothing may read afterwards). `turn(...)` ends the forward:
+what it reads must exist by then, what it writes starts the backward. The last line
+names the step's outputs. A name made again on a `standby` line is the same storage. `#`
+starts a comment.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ class _Reader:
         if cost is None:
             raise ValueError("expected `N bytes T s` after the op")
         flags = cost["flags"].split()
-        words = {"scratch": "0", "over": ""}
+        words = {"scratch": "0", "over": "", "updates": ""}
         for word in words.keys() & set(flags):
             place = flags.index(word)
             words[word] = flags[place + 1]
@@ -122,6 +123,8 @@ class _Reader:
         unknown = [f for f in flags if f not in _ONCE and f != "standby"]
         if unknown:
             raise ValueError(f"unknown flag {unknown[0]!r}")
+        updated = self.reads(words["updates"])
+        once = "updates a parameter" if updated else ""
         self.add(
             found["op"],
             self.reads(found["in"]),
@@ -131,7 +134,8 @@ class _Reader:
             seconds=float(cost["seconds"] or 0),
             scratch_bytes=int(words["scratch"]),
             over=self.ids[words["over"]] if words["over"] else -1,
-            once=next((_ONCE[f] for f in flags if f in _ONCE), ""),
+            once=next((_ONCE[f] for f in flags if f in _ONCE), once),
+            spends=updated,
             standby="standby" in flags,
         )
 

@@ -61,6 +61,11 @@ def train(case: dict[str, Any], *, planned: bool, seen: dict[str, Any]) -> list[
     model = Net()
     if not options.get("find_unused_parameters"):
         del model.unused
+    events: list[str] = []
+    for number, block in enumerate(model.blocks):
+        for p in block.parameters():
+            told = f"block {number}"
+            p.register_post_accumulate_grad_hook(lambda _, t=told: events.append(t))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     asked: dict[str, Any] = {"budget": "64 MiB", "planner": "recompute_all"}
     asked["optimizer"] = optimizer
@@ -69,7 +74,6 @@ def train(case: dict[str, Any], *, planned: bool, seen: dict[str, Any]) -> list[
     wrapper = DistributedDataParallel(model, bucket_cap_mb=0.02, **options)
     if planned and wrap_first:
         lowtide.optimize(wrapper, **asked)
-    events: list[str] = []
 
     def exchange(state: Any, bucket: Any) -> Any:
         events.append("bucket")

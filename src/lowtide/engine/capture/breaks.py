@@ -32,10 +32,12 @@ from torch._dynamo.variables import (
 )
 from torch._dynamo.variables.misc import GetAttrVariable
 
+from lowtide.engine.seam import COMPARE
+
 _STATE = threading.local()
 _MODULES = str(Path(nn.modules.__file__).parent)
 _finds_loop = InstructionTranslatorBase.maybe_has_backedge
-_compare: Any = TensorVariable.richcompare_impl
+_compare: Any = getattr(TensorVariable, COMPARE)
 _call_method: Any = GetAttrVariable.call_method
 _files_to_capture: Any = trace_rules.get_legacy_mod_inlinelist
 
@@ -88,7 +90,7 @@ def _compare_with_draw(left: Any, tx: Any, right: Any, op: str) -> Any:
     return _compare(left, tx, right, op)
 
 
-TensorVariable.richcompare_impl = _compare_with_draw  # type: ignore[method-assign]
+setattr(TensorVariable, COMPARE, _compare_with_draw)
 GetAttrVariable.call_method = _call_on_attribute  # type: ignore[method-assign]
 # `torch.distributed.init_process_group` asks for it.
 _inlinelist.cache_clear = _files_to_capture.cache_clear  # type: ignore[attr-defined]

@@ -28,7 +28,11 @@ from torch import fx
 from torch._C import DispatchKey
 from torch._dispatch.python import all_py_loaded_overloads
 from torch._functorch import config
-from torch._functorch._aot_autograd import graph_capture, subclass_utils
+from torch._functorch._aot_autograd import (
+    graph_capture,
+    graph_compile,
+    subclass_utils,
+)
 from torch._functorch._aot_autograd.schemas import MemoryFormatMeta
 from torch._inductor import config as inductor_config
 from torch._ops import OpOverload
@@ -100,6 +104,8 @@ def tracing_as_eager(arrival: Arrival = AS_OUTPUTS) -> Iterator[None]:
         patch("torch._C._is_any_autocast_enabled", lambda: False),
         patch.object(subclass_utils, "maybe_suggest_memory_format", _any_layout),
         patch.object(graph_capture, _TRACE, with_strides),
+        # What is saved is nobody's to write over: a graph may be kept at any time.
+        patch.object(graph_compile, "collect_bw_donated_buffer_idxs", lambda *_: []),
         saving_as_it_comes(),
     )
     with _TRACING, ExitStack() as stack:

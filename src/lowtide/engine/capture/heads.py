@@ -8,7 +8,7 @@ and nothing else may read what is never there in parts.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -16,14 +16,17 @@ from torch import fx
 
 from lowtide.engine.capture.nodes import reached
 from lowtide.engine.capture.piece import Form, Piece, PieceOp
+from lowtide.engine.capture.tensors import storage_record
 from lowtide.engine.head import (
     Head,
     Layout,
     Loss,
-    default_parts,
+    head_ahead,
+    head_arrived,
     head_gradients,
     head_loss,
 )
+from lowtide.engine.trial import default_parts
 
 aten = torch.ops.aten
 
@@ -60,6 +63,20 @@ class _Found:
     matrix: fx.Node
 
 
+@dataclass(slots=True)
+class _Backward:
+    """The gradients of a head.
+
+    Whether that of the matrix is transposed, the first node, the ops between, and the
+    nodes of the results: of what it reads, of its matrix, of its bias.
+    """
+
+    is_transposed: bool
+    sent: Any
+    ops: tuple[PieceOp, ...]
+    results: tuple[fx.Node, ...]
+
+
 class _Finder:
     def __init__(self, piece: Piece) -> None:
         self.piece = piece
@@ -81,7 +98,7 @@ class _Finder:
             _layout(found.matrix),
             None if found.bias is None else _layout(found.bias),
             loss,
-            is_transposed=backward is not None and backward[0] is True,
+            is_transposed=backward is not None and backward.is_transposed,
         )
         parts = default_parts(head)
         given = (found.hidden, found.matrix, found.bias, target)
@@ -95,21 +112,67 @@ class _Finder:
         )
         forms = [self.form(op, [op], given, forward)]
         if backward is not None and op.is_forward:
-            _, sent, back, results = backward
-            total = sent.args[6]
-            read = (sent.args[0], *given, total)
-            made_of += (*back, *self.ops(found.product), *back)
-            ends = self.ops(*results)
-            form = Form(
-                "head_gradients",
-                head_gradients,
-                (*read, loss, head.is_transposed),
-                results,
-                (*made_of, *ends),
-                head,
-            )
-            forms.append(self.form(ends[0], ends, read, form))
+            forms.append(self.gradients(backward, forward))
+            if not found.bias and reduction:
+                forms += self.ahead(op, backward, forward, bool(parts.tokens))
         return [form for form in forms if form is not None]
+
+    def gradients(self, backward: _Backward, forward: Form) -> PieceOp | None:
+        """The gradients of a head, in parts."""
+        product = forward.made_of[:1]
+        read = (backward.sent.args[0], *forward.given[:4], backward.sent.args[6])
+        ends = self.ops(*backward.results)
+        form = Form(
+            "head_gradients",
+            head_gradients,
+            (*read, forward.given[4], backward.is_transposed),
+            backward.results,
+            (*forward.made_of[:-1], *backward.ops, *product, *backward.ops, *ends),
+            forward.head,
+        )
+        return self.form(ends[0], ends, read, form)
+
+    def ahead(
+        self, op: PieceOp, backward: _Backward, forward: Form, at_once: bool
+    ) -> list[PieceOp]:
+        """The gradients with the loss, and what hands them on when theirs arrives."""
+        hidden, matrix = backward.results
+        first = forward.results[0]
+        likes = {f"{n.name} ahead": n.meta["val"] for n in (matrix, hidden, first)}
+        ends = self.ops(matrix, hidden)
+        product = () if at_once else forward.made_of[:1]
+        loss = forward.given[4]
+        leaves = tuple(self.ours(name, value) for name, value in likes.items())
+        early = replace(
+            forward,
+            name="head_ahead",
+            call=head_ahead,
+            given=(*forward.given, backward.is_transposed),
+            made_of=(*forward.made_of, *backward.ops, *product, *ends),
+            leaves=leaves,
+        )
+        read = (backward.sent.args[0], *forward.given[:4], backward.sent.args[6])
+        late = Form(
+            "head_arrived",
+            head_arrived,
+            (*read, loss, backward.is_transposed),
+            (matrix, hidden),
+            (),
+            forward.head,
+            takes=leaves,
+        )
+        made = self.form(op, [op], forward.given[:4], early)
+        done = self.form(ends[0], ends, read, late)
+        return [made, done] if made is not None and done is not None else []
+
+    def ours(self, name: str, like: torch.Tensor) -> int:
+        """A new storage for a value that the captured graph does not know."""
+        number = len(self.piece.storages)
+        nbytes = like.numel() * like.element_size()
+        record = storage_record(like, number, name, nbytes, "temporary", False)
+        self.piece.storages.append(record)
+        self.piece.alike[number] = like
+        return number
 
     def head(self, node: Any) -> _Found | None:
         """The head of which this is the log-softmax."""
@@ -137,12 +200,8 @@ class _Finder:
             return None
         return _Found(product, changed, logs, bias, hidden, matrix)
 
-    def backward(self, loss: fx.Node, found: _Found) -> Any:
-        """The gradients of a head, if nothing else is made from those of its logits.
-
-        Whether that of the matrix is transposed, the first node, the ops between, and
-        the nodes of the results: of what it reads, of its matrix, of its bias.
-        """
+    def backward(self, loss: fx.Node, found: _Found) -> _Backward | None:
+        """The gradients of a head, if nothing else is made from those of its logits."""
         sent = [
             n
             for n in self.piece.joint.graph.find_nodes(
@@ -173,7 +232,8 @@ class _Finder:
         if len(readers) != len(names) or kinds.keys() != set(names):
             return None
         back = self.ops(sent[0], *casts)
-        return is_transposed, sent[0], back, tuple(kinds[name] for name in names)
+        results = tuple(kinds[name] for name in names)
+        return _Backward(is_transposed, sent[0], back, results)
 
     def result(self, node: fx.Node, sent: set[fx.Node], found: _Found) -> str:
         """Which gradient this makes from that of the logits."""
@@ -231,10 +291,11 @@ class _Finder:
         return PieceOp(
             op.node,
             "form",
-            reads,
-            writes,
+            (*reads, *form.takes),
+            (*writes, *form.leaves),
             is_forward=op.is_forward,
             then=then,
+            over=form.takes[0] if form.takes else -1,
             form=form,
         )
 

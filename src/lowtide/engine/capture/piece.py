@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import fx
 from torch._library.fake_class_registry import FakeScriptObject
-from torch._opaque_base import OpaqueBase
 from torch.types import py_sym_types
 
 from lowtide.engine.capture.tensors import tensors_in
 from lowtide.engine.packing import Packing
+from lowtide.engine.seam import opaque_base
 from lowtide.step.graph import StepGraph, Storage
 
 if TYPE_CHECKING:
     from lowtide.engine.capture.call import Call
-    from lowtide.engine.head import Head, Parts
+    from lowtide.engine.head import Head
 
 Variant = Literal["plain", "replay", "masked", "without_statistics", "unpack", "form"]
 # What a node that holds no tensor may hold: a number, or one that may change.
 NUMBERS = (int, float, *py_sym_types)
 
 # What else it may hold: an object that is handed on as it is, such as a device mesh.
-OBJECTS = (FakeScriptObject, torch.ScriptObject, OpaqueBase)
+OBJECTS = (FakeScriptObject, torch.ScriptObject, opaque_base())
 
 # Why an update, whose first argument is the parameter, runs once.
 UPDATES = "updates a parameter"
@@ -65,7 +65,9 @@ class Form:
 
     `call(*given, parts)` returns the `results`, in order; nodes among what is given
     stand for their values. It costs what the ops that it is `made_of` cost. Whether it
-    gives the same bits depends on the `head` (see `engine/head.py`).
+    gives the same bits depends on the `head` (see `engine/head.py`). Behind its results
+    it `leaves` storages that the captured graph does not know, for another form, which
+    `takes` them behind what it is given, with whether it may write over the first.
     """
 
     name: str
@@ -74,13 +76,8 @@ class Form:
     results: tuple[fx.Node, ...]
     made_of: tuple[PieceOp, ...]
     head: Head
-
-    @property
-    def scratch_bytes(self) -> Callable[[Parts], int]:
-        """What it needs beside arguments and results, by its parts."""
-        if self.name == "head_loss":
-            return self.head.loss_scratch_bytes
-        return self.head.gradient_scratch_bytes
+    leaves: tuple[int, ...] = ()
+    takes: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -125,9 +122,10 @@ class Piece:
     forward keeps for its backward once it is planned, `step` what `step_of` made of
     it. `unfolded` are the ops as eager
     runs them, each with a result of its own. `formulas` hold the bytes of storages
-    whose sizes are symbols; a piece that `is_resized` has other sizes than
-    its nodes (see `shapes.py`). `calls` is what to measure for the cost of each op of
-    the step, where these are not the calls of the piece's ops.
+    whose sizes are symbols; `alike` has values like those storages that the captured
+    graph does not know, unless they hold bytes. A piece that `is_resized` has other
+    sizes than its nodes (see `shapes.py`). `calls` is what to measure for the cost of
+    each op of the step, where these are not the calls of the piece's ops.
     """
 
     joint: fx.GraphModule
@@ -150,6 +148,7 @@ class Piece:
     nodes_of: dict[int, list[fx.Node]] = field(default_factory=dict)
     bases: dict[int, fx.Node] = field(default_factory=dict)
     formulas: dict[int, Any] = field(default_factory=dict)
+    alike: dict[int, torch.Tensor] = field(default_factory=dict)
     is_resized: bool = False
     calls: dict[int, list[Call]] = field(default_factory=dict)
 

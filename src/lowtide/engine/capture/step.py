@@ -8,8 +8,8 @@ from dataclasses import replace
 from lowtide.engine.capture.call import calls_of, module_of, source_of
 from lowtide.engine.capture.checkpointed import checkpointed_peak_bytes, part_of
 from lowtide.engine.capture.piece import UPDATES, Piece, PieceOp, tensors_of
-from lowtide.engine.head import default_parts
 from lowtide.engine.overwrite import scratch_bytes
+from lowtide.engine.trial import default_parts
 from lowtide.step.fields import PieceOps
 from lowtide.step.graph import FOLDED, Op, Region, StepGraph, check_graph
 
@@ -97,7 +97,7 @@ def _op(op: PieceOp, number: int) -> Op:
         (packed,) = op.packs
         name, target = f"{packed.node.name} unpacked", "lowtide::unpack"
     scratch = op.node.meta.get("temporaries", 0)
-    if op.over >= 0:
+    if op.over >= 0 and op.form is None:
         unit = ALIGNMENT_BYTES["cpu"]
         scratch += -(-scratch_bytes(op) // unit) * unit
     signature = " + ".join(call.signature for call in calls_of(op))
@@ -107,7 +107,7 @@ def _op(op: PieceOp, number: int) -> Op:
         signature = f"{target}({op.form.head})"
         parts = default_parts(op.form.head)
         assert parts is not None, "a small head has no form"
-        scratch = op.form.scratch_bytes(parts)
+        scratch = op.form.head.scratch_bytes(op.form.name, parts)
     return Op(
         id=number,
         name=name,

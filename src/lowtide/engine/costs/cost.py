@@ -31,6 +31,6 @@ def total_cost(costs: Sequence[Cost]) -> Cost:
     return Cost(
         seconds,
         deviation / seconds if seconds else 0.0,
-        max(c.scratch_bytes for c in costs),
+        max((c.scratch_bytes for c in costs), default=0),
         "measure" if all(c.how == "measure" for c in costs) else "estimate",
     )

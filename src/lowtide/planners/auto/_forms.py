@@ -2,7 +2,8 @@
 
 An op whose own arguments and results do not fit the budget cannot run, so where it has
 another form, that one is taken. Forms that the budget does not ask for cost time; they
-are tried where what recomputation alone finds costs more.
+are tried where what recomputation alone finds costs more. Where ops have several forms,
+the fastest are tried first, and those that need the least bytes after them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from itertools import combinations
 
 from lowtide.errors import BudgetTooSmallError
 from lowtide.planners._memory import recall
-from lowtide.step.forms import Formed, forms, in_form, replaced
+from lowtide.step.forms import Formed, forms, groups, in_form, replaced
 from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan, Proof
 from lowtide.step.remake import remaking
@@ -33,18 +34,18 @@ def with_forms(step: StepGraph, budget: int | None, find: Find, prove: Prove) ->
     `prove` gives a time that no schedule within a plan's budget beats, even one that
     runs forms beside what they replace.
     """
-    every = all_forms(step)
-    if not every:
+    if not all_forms(step):
         return find(step, budget)
     if budget is None:
-        lowest = _planned(step, every, None, find)
+        lowest = _planned(step, least_forms(step), None, find)
         if lowest.peak_bytes <= _sure_with(step, NONE, NONE)[1]:
             return lowest
         plain = _planned(step, NONE, None, find)
         return min(lowest, plain, key=lambda plan: (plan.peak_bytes, plan.seconds))
     best: Plan | None = None
     errors: list[BudgetTooSmallError] = []
-    for choice in dict.fromkeys((needed_forms(step, budget), every)):
+    tried = (needed_forms(step, budget), fastest_forms(step), least_forms(step))
+    for choice in dict.fromkeys(tried):
         more = _extra_seconds(step, choice)
         if best is not None and best.seconds <= step.baseline_seconds + more:
             continue
@@ -63,9 +64,8 @@ def with_forms(step: StepGraph, budget: int | None, find: Find, prove: Prove) ->
 
 
 def choices(step: StepGraph) -> tuple[Choice, ...]:
-    """Without forms and, if there are some, with all of them."""
-    every = all_forms(step)
-    return (NONE, every) if every else (NONE,)
+    """Without forms and, if there are some, with the fastest and the smallest."""
+    return tuple(dict.fromkeys((NONE, fastest_forms(step), least_forms(step))))
 
 
 def formed(step: StepGraph, choice: Choice) -> Formed:
@@ -80,15 +80,49 @@ def all_forms(step: StepGraph) -> Choice:
     return recall(step, "forms", lambda: frozenset(forms(step)))
 
 
+def fastest_forms(step: StepGraph) -> Choice:
+    """A form of everything that has one, those first that cost the least time."""
+    own = _groups(step)
+    return _agreeing(step, sorted(own, key=lambda group: _extra_seconds(step, group)))
+
+
+def least_forms(step: StepGraph) -> Choice:
+    """A form of everything that has one, those first that need the least bytes."""
+    own = _groups(step)
+    return _agreeing(step, sorted(own, key=lambda group: _group_bytes(step, group)))
+
+
 def needed_forms(step: StepGraph, budget: int) -> Choice:
     """Forms of ops that do not fit the budget even alone."""
     room = budget - step.resident_bytes
     large = {i for i in step.baseline if _own_bytes(step, i) > room}
-    if not large:
-        return NONE
-    return frozenset(
-        form for form in all_forms(step) if not large.isdisjoint(_gone(step, {form}))
-    )
+    own = [
+        group
+        for group in (_groups(step) if large else ())
+        if not large.isdisjoint(_gone(step, group))
+        and _group_bytes(step, group) <= room
+    ]
+    return _agreeing(step, sorted(own, key=lambda group: _extra_seconds(step, group)))
+
+
+def _groups(step: StepGraph) -> tuple[Choice, ...]:
+    return recall(step, "groups of forms", lambda: groups(step))
+
+
+def _group_bytes(step: StepGraph, group: Choice) -> int:
+    return max(_own_bytes(step, i) for i in group)
+
+
+def _agreeing(step: StepGraph, ordered: Iterable[Choice]) -> Choice:
+    """Of these, in order, all that make nothing which one before them makes."""
+    chosen: set[int] = set()
+    made: set[int] = set()
+    for group in ordered:
+        writes = {s for i in group for s in step.ops[i].writes}
+        if made.isdisjoint(writes):
+            chosen |= group
+            made |= writes
+    return frozenset(chosen)
 
 
 def original_plan(step: StepGraph, choice: Choice, plan: Plan) -> Plan:

@@ -72,6 +72,7 @@ def plan(
     _show(frame, step, best)
     if step.facts.get("mesh"):
         _show_rank(frame, step, best)
+    if source.mesh:
         words = [*replace(asked, batch=None).words, "--device", source.device or "h100"]
         words += ["--mesh", str(source.mesh), "--budget", str(budget or "70GiB")]
         frame.next("batch", *words, "--batches", "1,2,4")
