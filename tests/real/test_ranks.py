@@ -16,10 +16,10 @@ import pytest
 HERE = Path(__file__).parent / "ranks"
 
 
-def ranks_say(script: str, *args: str) -> list[dict[str, Any]]:
-    """What two ranks print, line by line, in the order in which it comes."""
+def ranks_say(script: str, *args: str, count: int = 2) -> list[dict[str, Any]]:
+    """What so many ranks print, line by line, in the order in which it comes."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", "2", str(HERE / script), *args]
+    command += ["--nproc-per-node", f"{count}", str(HERE / script), *args]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-4000:]
     # Lines of two processes may run into one another, and trainers print their own.
@@ -74,6 +74,19 @@ def test_a_divided_model_trains_to_the_same_bits(cases: list[str]):
         assert planned < plain, seen
         assert seen["left"] == [], seen
         assert planned <= seen["promised"], seen
+
+
+@pytest.mark.real
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 3])
+def test_unusual_ways_to_train_give_the_same_bits(count: int):
+    cases = ["other sizes", "two forwards", "accumulation", "unused here and there"]
+    if count == 2:
+        cases += ["a second backward", "an error in between", "unused that change"]
+        cases += ["uneven inputs"]
+    said = ranks_say("hostile.py", *cases, count=count)
+    assert len(said) == count * len(cases)
+    assert all(seen["equal"] for seen in said), said
 
 
 @pytest.mark.real

@@ -137,6 +137,27 @@ def test_no_way_to_run_a_block_raises_the_peak(one_rank):
     assert plan.recomputed == ()
 
 
+def test_the_head_of_a_model_on_a_mesh_runs_in_parts():
+    class Scores(Net):
+        def __init__(self, depth: int) -> None:
+            super().__init__(depth)
+            self.last = nn.Linear(WIDTH, 4096, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.first(x)
+            for layer in self.layers:
+                x = layer(x)
+            targets = torch.zeros(512, dtype=torch.long)
+            return nn.functional.cross_entropy(self.last(x).flatten(0, 1), targets)
+
+    step = profiled(6, Scores, mesh="dp=4")
+    lowest = lowtide.plan(step, budget=step.floor_bytes)
+    run = {step.ops[i].target for i in lowest.ops}
+    assert {"lowtide::head_loss", "lowtide::head_gradients"} <= run
+    scores = 512 * 4096 * 4
+    assert lowest.peak_bytes - step.resident_bytes < 2 * scores
+
+
 def test_a_mesh_that_cannot_be_is_refused():
     with pytest.raises(lowtide.LowtideError, match="none of dp, tp, sp"):
         profiled(5, mesh="pp=4")

@@ -107,7 +107,22 @@ def in_form(step: StepGraph, chosen: Collection[int]) -> Formed:
         )
         for new, old in enumerate(order)
     )
-    return Formed(replace(step, ops=tuple(ops)), tuple(order))
+    facts = {**step.facts, **_facts_of_blocks(step, order)}
+    return Formed(replace(step, ops=tuple(ops), facts=facts), tuple(order))
+
+
+def _facts_of_blocks(step: StepGraph, order: Sequence[int]) -> dict[str, object]:
+    """Where the equal blocks of a step are once its ops stand in this order."""
+    blocks = step.facts.get("blocks")
+    if blocks is None:
+        return {}
+    place = {old: new for new, old in enumerate(order)}
+
+    def moved(start: int, stop: int) -> list[int]:
+        left = [place[old] for old in range(start, stop) if old in place]
+        return [left[0], left[-1] + 1]
+
+    return {"blocks": [[*moved(*row[:2]), *moved(*row[2:])] for row in blocks]}
 
 
 def _starts(step: StepGraph, chosen: Collection[int]) -> dict[int, list[int]]:

@@ -77,7 +77,7 @@ def plan(
         BudgetTooSmallError: No plan found fits; the error says how low one gets.
     """
     if "blocks" in step.facts:
-        return plan_blocks(step, budget_bytes)
+        return with_forms(step, budget_bytes, plan_blocks)
 
     def find(step: StepGraph, budget_bytes: int | None) -> Plan:
         if budget_bytes is None:
