@@ -97,4 +97,4 @@ def plan(
 def low(step: StepGraph, *, time_limit: float) -> Plan:
     """A plan with a low peak; where there is little time, not the lowest."""
     seconds = floor_seconds(time_limit)
-    return with_forms(step, None, lambda step, _: lowest(step, seconds), lambda *_: 0.0)
+    return with_forms(step, None, lambda step, _: lowest(step, seconds))

@@ -28,7 +28,9 @@ NONE: Choice = frozenset()
 MOST_FORMS = 4
 
 
-def with_forms(step: StepGraph, budget: int | None, find: Find, prove: Prove) -> Plan:
+def with_forms(
+    step: StepGraph, budget: int | None, find: Find, prove: Prove | None = None
+) -> Plan:
     """The best plan that `find` finds, with some forms or without.
 
     `prove` gives a time that no schedule within a plan's budget beats, even one that
@@ -58,7 +60,7 @@ def with_forms(step: StepGraph, budget: int | None, find: Find, prove: Prove) ->
             best = plan
     if best is None:
         raise min(errors, key=lambda error: error.floor_bytes)
-    if best.proof.stopped_by == "optimal":
+    if prove is None or best.proof.stopped_by == "optimal":
         return best
     return replace(best, proof=_at_least(best, prove(step, best)))
 
