@@ -114,7 +114,8 @@ def _on_device(step: StepGraph, device: str) -> StepGraph:
         f"Times are estimated for {device}; the graph is the one captured for "
         f"{step.device}. Sizes are rounded to {unit} bytes as the device's allocator "
         f"does. Assumed: the same kernels as on {step.device}, attention included, and "
-        "no workspace of convolutions."
+        "no workspace of convolutions. A model that is profiled on such a device has "
+        "that device's graph."
     )
     return replace(step, alignment_bytes=unit, notes=(*step.notes, note))
 
