@@ -310,6 +310,9 @@ class Planning:
             ),
         )
         plans = [self.remember(*each) for each in zip(steps, plans, strict=True)]
+        bares = [g.step if isinstance(g, Unpriced) else step_of(g) for g, _ in graphs]
+        for each in zip(bares, steps, plans, strict=True):
+            self.family.add(*each)
         self.promised_bytes, self.allowed_bytes = peak_bytes, budget_bytes
         return plans
 
@@ -333,9 +336,13 @@ class Planning:
         return decide
 
     def decide_next(self, piece: Piece) -> Orders:
-        """The order of a piece that is not the whole step, as it arrives."""
-        with self.agreement.deciding([step_of(piece)]):
-            plan = self.within_budget(lambda: self.plan_next(piece))
+        """The order of a piece of a larger step; one plan serves all sizes."""
+        bare = step_of(piece)
+        with self.agreement.deciding([bare]):
+            plan = self.family.plan_for(bare)
+            if plan is None:
+                plan = self.within_budget(lambda: self.plan_next(piece))
+                self.family.add(bare, self.steps[-1], plan)
         return orders_of(plan, piece)
 
     def plan_next(self, piece: Piece) -> Plan:

@@ -166,3 +166,13 @@ class Piece:
 def tensors_of(node: fx.Node) -> list[torch.Tensor]:
     """The (fake) tensors among a node's values."""
     return tensors_in(node.meta.get("val"))
+
+
+def is_number(node: fx.Node) -> bool:
+    """Whether its value is a number that may change, and no tensor."""
+    return isinstance(node.meta.get("val"), NUMBERS)
+
+
+def is_object(node: fx.Node) -> bool:
+    """Whether its value is neither a tensor nor a number."""
+    return isinstance(node.meta.get("val"), OBJECTS)
