@@ -32,6 +32,7 @@ from lowtide.engine.capture.arrival import (
     copied_as_expected,
 )
 from lowtide.engine.capture.breaks import going_on
+from lowtide.engine.capture.convolutions import set_gradients_apart
 from lowtide.engine.capture.eager import (
     AS_OUTPUTS,
     Arrival,
@@ -310,6 +311,7 @@ class _Graph:
     def as_planned(self, joint: fx.GraphModule) -> None:
         """Bring a joint graph into the form that is planned and run."""
         compute_as_eager(joint)
+        set_gradients_apart(joint)
         if self.watch.updates is not None:
             self.watch.updates.insert(joint, self.inputs)
 

@@ -22,7 +22,7 @@ def step_of(piece: Piece) -> StepGraph:
     """The training step that consists of this one piece.
 
     Ops are numbered in baseline order, the turn among them; op k of the step is op k of
-    the piece before the turn and op k-1 after it (see `piece_op`). `facts["pieces"]`
+    the piece before the turn, and op k-1 after it (`numbered_ops`). `facts["pieces"]`
     holds for each piece its fingerprint and the ranges of its forward and backward ops,
     `facts["eager_extra_bytes"]` by how much eager's peak is above the baseline's: ops
     are folded here, and parts may be checkpointed there.
@@ -99,11 +99,10 @@ def own_number(piece: PieceOps, number: int) -> int | None:
     return None
 
 
-def piece_op(piece: Piece, number: int) -> PieceOp:
-    """The piece's op under its number in the step."""
+def numbered_ops(piece: Piece) -> dict[int, PieceOp]:
+    """The piece's ops by their numbers in its step, where the turn has one, too."""
     num_forward = sum(op.is_forward for op in piece.ops)
-    assert number != num_forward, "the turn is no op of the piece"
-    return piece.ops[number if number < num_forward else number - 1]
+    return {n + (n >= num_forward): op for n, op in enumerate(piece.ops)}
 
 
 def _op(op: PieceOp, number: int) -> Op:
