@@ -4,6 +4,7 @@
     python benchmarks/exact.py --label "what changed"
     python benchmarks/exact.py --limit 60 --dry     # a quick look
     python benchmarks/exact.py --only search        # without the column `auto`
+    python benchmarks/exact.py --only search --missing   # cases without figures so far
 
 The steps have 13 to 40 ops, branches, replays of random draws, ops that may not run
 twice, and up to two graph breaks; the budgets are tight. The search was tuned on steps
@@ -129,6 +130,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=CASES, help="number of cases")
     parser.add_argument("--large", type=int, default=40, help="number of large steps")
     parser.add_argument("--only", choices=COLUMNS, help="one column")
+    parser.add_argument("--missing", action="store_true", help="keep known figures")
     parser.add_argument("--label", default="")
     parser.add_argument("--dry", action="store_true", help="keep no results")
     options = parser.parse_args()
@@ -136,6 +138,7 @@ def main() -> None:
     known = json.loads(RESULTS.read_text())
     optima: dict[str, float | None] = known["optima"]
     rows: list[dict[str, Any]] = []
+    done = {row["case"]: row for row in known["cases"] if options.missing}
     for key, step, budget in grid(FORWARD_OPS):
         if len(rows) == options.limit:
             break
@@ -144,8 +147,10 @@ def main() -> None:
         best = optima[key]
         if best is None:
             continue
-        row = {"case": key, "ops": len(step.ops), "optimum": best}
+        row = done.get(key) or {"case": key, "ops": len(step.ops), "optimum": best}
         for column in columns:
+            if column in row:
+                continue
             row[column] = planned(step, budget, alone=column == "search")
         rows.append(row)
     found = {column: summary(rows, column) for column in columns}

@@ -329,8 +329,10 @@ def _auto(history: list[dict[str, Any]]) -> Lines:
     run = next((entry for entry in reversed(history) if "device" in entry), None)
     if run is None:
         return
-    yield "| model | ops | 50 % | 40 % | 30 % | lowest | at | proven least |"
-    yield "|---" * 8 + "|"
+    names = {"0.5": "50 %", "0.4": "40 %", "0.3": "30 %", "lowest": "lowest"}
+    heads = [names.get(key, f"{key} above") for key in run["steps"][0]["cells"]]
+    yield f"| model | ops | {' | '.join(heads)} | lowest at | proven least |"
+    yield "|---" * (len(heads) + 4) + "|"
     for row in run["steps"]:
         cells = [
             f"{100 * cell['overhead']:.1f} / {100 * cell['gap']:.2f}" if cell else "-"
@@ -339,6 +341,21 @@ def _auto(history: list[dict[str, Any]]) -> Lines:
         yield (
             f"| {row['name']} | {row['ops']} | {' | '.join(cells)} "
             f"| {row['lowest']:.1%} | {row['proven_least']:.1%} |"
+        )
+
+
+def _formulations(rows: list[dict[str, Any]]) -> Lines:
+    yield "| step | ops | formulation | peak | its extra time | `auto` there |"
+    yield "|---" * 6 + "|"
+    for row in rows:
+        theirs, ours = row["theirs"], row["auto"]
+        cell = _percent(theirs["overhead"]) if "overhead" in theirs else "nothing found"
+        if theirs["ended"] == "time":
+            cell += ", out of time"
+        mine = _percent(ours["overhead"]) if "overhead" in ours else "no plan"
+        yield (
+            f"| {row['step']} | {row['ops']} | {row['kind']} | {row['budget']:.1%} "
+            f"| {cell} | {mine} |"
         )
 
 
@@ -424,6 +441,7 @@ _TABLES: dict[str, tuple[str, Callable[[Any], Lines], str]] = {
     "hf_gpt2": ("hf_gpt2", _hf_gpt2, _MEASURED),
     "auto": ("auto", _auto, _PREDICTED),
     "exact": ("exact", _exact, _PREDICTED),
+    "formulations": ("formulations", _formulations, _PREDICTED),
     "profiles": ("profiles", _profiles, "Measured, but for predicted and estimate."),
     "corpus": ("corpus", _corpus, _MEASURED),
     "stacks": ("stacks", _stacks, _MEASURED),

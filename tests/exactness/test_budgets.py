@@ -287,3 +287,36 @@ def test_a_budget_at_the_lowest_peak_found_is_not_refused_later():
     for _ in range(3):
         model.zero_grad()
         model(x).backward()
+
+
+def test_a_gradient_in_another_layout_runs_in_the_planned_order():
+    # The loss reads the output transposed, so its gradient arrives transposed and is
+    # copied first: a backward with one op more than was planned.
+    model = nn.Sequential(
+        *(
+            m
+            for _ in range(6)
+            for m in (nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
+        )
+    )
+    x, target = torch.randn(16, 64, 64), torch.randint(64, (16, 64))
+
+    def loss(output: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(output.transpose(1, 2), target)
+
+    step = lowtide.profile(model, x, loss=loss, how="estimate")
+    plan = lowtide.plan(step, budget=step.floor_bytes)
+    lowtide.apply(model, plan)
+    peak = settled_peak(lambda: loss(model(x)).backward(), model, x, steps=1)
+    assert peak <= plan.peak_bytes + x.nbytes  # the copy, where nothing else is
+
+
+def test_the_peak_without_lowtide_counts_the_noise_of_dropout():
+    # On the CPU eager keeps the numbers it multiplied by, four bytes for each.
+    model = nn.Sequential(
+        nn.Linear(64, 64), nn.Dropout(0.5), nn.Tanh(), nn.Linear(64, 1)
+    )
+    x = torch.randn(4096, 64)
+    plain = settled_peak(lambda: model(x).sum().backward(), model, x, steps=1)
+    step = lowtide.profile(model, x, how="estimate")
+    assert step.eager_peak_bytes == pytest.approx(plain, rel=0.01)

@@ -21,13 +21,17 @@ from lowtide.engine.compile import compiled
 from lowtide.engine.costs.machine import count_allocations
 from lowtide.engine.inductor import backend
 from lowtide.engine.inductor.emit import split_compiled
+from lowtide.engine.inductor.hold import as_planned
 from lowtide.engine.inductor.kernels import lower
 from lowtide.engine.inductor.piece import CompiledPiece
 from lowtide.engine.prepare import prepare
-from lowtide.engine.rewrite import Orders, orders_of
+from lowtide.engine.rewrite import Orders, keep_everything, orders_of
 from lowtide.engine.watch import Watch
 from lowtide.errors import BudgetTooSmallError, InvalidArgumentError, LowtideWarning
 from lowtide.step.schedule import crossing
+
+aten = torch.ops.aten
+ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
 class Block(nn.Module):
@@ -94,10 +98,6 @@ def image() -> tuple[nn.Module, torch.Tensor]:
     return Image(), torch.randn(4, 3, 24, 24)
 
 
-# By how much a budget near the lowest peak is known to be exceeded, and no more.
-ABOVE = {image: 0.0, language: 0.10}
-
-
 class _Enough(BaseException):
     """What was to be seen has been seen; nothing is compiled."""
 
@@ -137,7 +137,8 @@ def most_bytes(piece: CompiledPiece, orders: Orders) -> int:
         readers: dict[str, set[int]] = {}
         for number, kernel in enumerate(lowered.kernels):
             for buffer in kernel.writes:
-                sizes.setdefault(buffer.name, buffer.nbytes)
+                # Those who write a part of it do not know its size.
+                sizes[buffer.name] = max(sizes.get(buffer.name, 0), buffer.nbytes)
                 last[buffer.name] = number
             for name in kernel.reads:
                 last[name] = number
@@ -171,14 +172,55 @@ def test_a_plan_is_what_inductor_will_run(make: Any) -> None:
         plan = lowtide.plan(step, budget=step.floor_bytes, time_limit=2)
         orders = orders_of(plan, piece)
         saved = set(split_compiled(piece, orders).saved)
-        assert saved - {node.name for node in piece.primals} == {
+        # A copy in another layout is made where it is read, from what is there then.
+        assert saved - {node.name for node in piece.primals} <= {
             step.storages[s].name
             for s in crossing(step, plan.ops)
             if not step.storages[s].resident
         }
         assert plan.peak_bytes < 0.85 * step.baseline_peak_bytes
-        if make is image:  # what is kept for the transformer: docs/inductor.md
+        with as_planned():
             assert most_bytes(piece, orders) <= plan.peak_bytes
+
+    seen(model, batch, look)
+
+
+class Parts(nn.Module):
+    """Buffers of which only parts are read, and some that are written in parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attend = nn.Linear(16, 48)
+        self.convolve = nn.Conv2d(3, 16, 4, 4)
+        self.token = nn.Parameter(torch.randn(1, 1, 16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = self.convolve(x).flatten(2).transpose(1, 2)
+        y = torch.cat([self.token.expand(len(x), -1, -1), tokens], 1)
+        q, k, v = self.attend(y).view(len(x), -1, 3, 2, 8).permute(2, 0, 3, 1, 4)
+        z = nn.functional.scaled_dot_product_attention(q, k, v)
+        return (y + z.transpose(1, 2).reshape(y.shape)).square().mean()
+
+
+def test_what_is_kept_is_computed_once() -> None:
+    torch.manual_seed(0)
+    model, batch = Parts(), torch.randn(2, 3, 16, 16)
+
+    def look(piece: CompiledPiece) -> None:
+        halves = split_compiled(piece, keep_everything(piece))
+        for ours, theirs in (
+            (halves.forward, piece.forward),
+            (halves.backward, piece.backward),
+        ):
+            for target in (aten.addmm.default, aten.cat.default, ATTENTION):
+                number = len(theirs.graph.find_nodes(op="call_function", target=target))
+                found = ours.graph.find_nodes(op="call_function", target=target)
+                assert len(found) == number, target
+        assert piece.step is not None
+        attention = [op for op in piece.step.ops if str(ATTENTION) in op.target]
+        assert [op.once for op in attention if op.phase == "forward"] == [""]
+        joined = [s.nbytes for s in piece.step.storages if s.name == "cat"]
+        assert joined == [2 * 17 * 16 * 4]
 
     seen(model, batch, look)
 
@@ -233,7 +275,7 @@ def test_without_inductor_the_ops_of_torch_are_planned(
     plain = copy.deepcopy(model)
     plain(batch).backward()
     monkeypatch.setattr(backend, "compile_fx_inner", fail)
-    lowtide.optimize(model, budget="75%", inner="inductor")
+    lowtide.optimize(model, budget="90%", inner="inductor")
     with pytest.warns(LowtideWarning, match="Inductor cannot compile"):
         model(batch).backward()
     for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
@@ -274,5 +316,4 @@ def test_a_compiled_step_has_the_bits_of_inductor(make: Any) -> None:
     with call.unwatched():
         _, allocated = count_allocations(run, torch.device("cpu"))
     resident = sum(v.nbytes for v in (*model.parameters(), *model.buffers(), batch))
-    above = (resident + allocated) / call.plans[-1].budget_bytes - 1
-    assert above <= ABOVE[make]
+    assert resident + allocated <= call.plans[-1].budget_bytes

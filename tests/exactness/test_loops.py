@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import random
+import resource
 import subprocess
 import sys
 import threading
@@ -701,17 +702,19 @@ def test_inputs_that_change_behind_autograds_back_are_noticed():
         loss.backward()
 
 
-def test_memory_stays_flat_over_many_steps():
+def test_memory_stays_flat_over_a_thousand_steps():
     model, x = Heads(), torch.randn(4, 8)
     lowtide.optimize(model, **EASY)
-    numbers = []
-    for step in range(300):
+    objects, peaks = [], []
+    for step in range(1000):
         model.zero_grad()
         model(x)[step % 2].sum().backward()
-        if step in (100, 299):
+        if step in (100, 999):
             gc.collect()
-            numbers.append(len(gc.get_objects()))
-    assert numbers[1] <= numbers[0] + 20
+            objects.append(len(gc.get_objects()))
+            peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    assert objects[1] <= objects[0] + 20
+    assert peaks[1] <= peaks[0] + 4096  # KiB
 
 
 # The backend.

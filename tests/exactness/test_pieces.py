@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 import warnings
 from collections.abc import Callable
 
@@ -12,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import lowtide
-from lowtide.engine import planning
+from lowtide.engine import planning, rewrite
 from lowtide.engine.bits import same_bits
 
 WIDTH = 16
@@ -88,17 +89,36 @@ class Averaging(nn.Module):
         return self.net(x).square().mean()
 
 
-def trained(net: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+class Sparse(nn.Module):
+    """A table whose gradient is sparse, before layers that can be planned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.out = nn.EmbeddingBag(9, WIDTH, sparse=True), Branch()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(torch.tanh(self.table((x > 0).long())))
+
+
+def sum_of_squares(output: torch.Tensor) -> torch.Tensor:
+    return output.square().sum()
+
+
+def trained(
+    net: nn.Module,
+    x: torch.Tensor,
+    loss: Callable[[torch.Tensor], torch.Tensor] = lambda output: output,
+) -> list[torch.Tensor]:
     found: list[torch.Tensor] = []
     for _ in range(3):
         net.zero_grad()
-        found.append(net(x))
+        found.append(loss(net(x)))
         found[-1].backward()
         found += [p.grad.clone() for p in net.parameters() if p.grad is not None]
     return found + [b.clone() for b in net.buffers()]
 
 
-@pytest.mark.parametrize("build", [Iteration, Branch, OneHot, Force, Averaging])
+@pytest.mark.parametrize("build", [Iteration, Branch, OneHot, Force, Averaging, Sparse])
 def test_such_a_step_is_planned(build: Callable[[], nn.Module]) -> None:
     net, x = build(), torch.randn(32, WIDTH)
     plain = trained(copy.deepcopy(net), x)
@@ -113,6 +133,108 @@ def test_such_a_step_is_planned(build: Callable[[], nn.Module]) -> None:
     assert call.watch.left == []
     assert all(map(same_bits, plain, ours))
     assert len(plain) == len(ours)
+
+
+def test_a_break_in_a_sequence_leaves_what_is_around_it_whole():
+    layers = [nn.Linear(WIDTH, WIDTH) for _ in range(6)]
+    layers[3].register_full_backward_hook(lambda m, x, y: (x[0] * 0.5,))
+    net, x = nn.Sequential(*layers), torch.randn(32, WIDTH)
+    plain = trained(net, x, sum_of_squares)
+    lowtide.optimize(net, budget="100%", time_limit=0.2)
+    ours = trained(net, x, sum_of_squares)
+    call = lowtide.planned(net)
+    assert call is not None
+    assert call.watch.graphs == 3
+    assert all(map(same_bits, plain, ours))
+
+
+def test_writing_a_graph_takes_as_long_as_it_is(monkeypatch: pytest.MonkeyPatch):
+    asked = [0]
+
+    def is_object(node: torch.fx.Node) -> bool:
+        asked[0] += 1
+        return False
+
+    monkeypatch.setattr(rewrite, "is_object", is_object)
+    net = nn.Sequential(*[nn.Tanh() for _ in range(60)], nn.Linear(WIDTH, WIDTH))
+    lowtide.optimize(net, budget="100%", time_limit=0.2)
+    trained(net, torch.randn(4, WIDTH, requires_grad=True), sum_of_squares)
+    assert asked[0] <= 4 * 60
+
+
+class Routed(nn.Module):
+    """Values decide how many rows each part gets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result = torch.zeros_like(x)
+        for number, part in enumerate(self.parts):
+            rows = ((x[:, 0] > 0) == bool(number)).nonzero()[:, 0]
+            result = result.index_add(0, rows, torch.tanh(part(x[rows])))
+        return result.square().mean()
+
+
+def test_sizes_that_values_decide_are_not_planned_anew_in_every_step():
+    net = Routed()
+    plain = copy.deepcopy(net)
+    lowtide.optimize(net, budget="100%", time_limit=0.2)
+    call = lowtide.planned(net)
+    assert call is not None
+    plans: list[int] = []
+    for step in range(6):
+        x = torch.randn(32, WIDTH) + (step - 3) / 4
+        for each in (plain, net):
+            each.zero_grad()
+            each(x).backward()
+        pairs = zip(plain.parameters(), net.parameters(), strict=True)
+        assert all(same_bits(a.grad, b.grad) for a, b in pairs)
+        plans.append(len(call.plans))
+    assert plans[-1] == plans[2], plans
+
+
+class Late(nn.Module):
+    """Registers its hooks in its first call, under a lock, as transformers does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.is_ready = nn.Linear(WIDTH, WIDTH), False
+        self.lock = threading.Lock()
+
+    def prepare(self) -> None:
+        with self.lock:
+            self.net.register_forward_hook(lambda module, x, y: y * 2)
+            self.is_ready = True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.is_ready:
+            self.prepare()
+        return torch.tanh(self.net(x)).square().mean()
+
+
+def test_hooks_may_be_registered_in_the_first_call():
+    net, plain, x = Late(), Late(), torch.randn(32, WIDTH)
+    plain.load_state_dict(net.state_dict())
+    lowtide.optimize(net, budget="100%", time_limit=0.2)
+    assert all(map(same_bits, trained(plain, x), trained(net, x)))
+
+
+def test_strides_that_torch_foresees_wrongly():
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(WIDTH, 2), nn.Linear(8, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = F.hardtanh(self.first(x))
+            return self.last(x.transpose(1, 2)).square().mean()
+
+    net, x = Net(), torch.randn(4, 8, WIDTH)
+    plain = trained(copy.deepcopy(net), x)
+    lowtide.optimize(net, budget="100%", time_limit=0.2)
+    assert all(map(same_bits, plain, trained(net, x)))
 
 
 class Halving(nn.Module):

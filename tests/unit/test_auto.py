@@ -12,7 +12,9 @@ from lowtide import planners
 from lowtide.errors import BudgetTooSmallError, InvalidScheduleError
 from lowtide.planners.auto import _effort, _search, frontier, lowest_within, plan
 from lowtide.planners.auto._effort import Effort
+from lowtide.planners.auto._floor import descend, sink
 from lowtide.planners.auto._problem import Problem
+from lowtide.planners.auto._search import Search
 from lowtide.step.graph import StepGraph
 from lowtide.step.simulate import simulate
 from tests.graphs import GRAPHS, chain, residual, transformer
@@ -224,3 +226,17 @@ def test_ops_change_places_where_that_alone_lowers_the_peak():
     assert sorted(found.ops) == list(step.baseline)
     # The same within a budget.
     assert plan(step, 25).overhead == 0.0
+
+
+def test_plans_come_down_from_larger_budgets() -> None:
+    # Three blocks at the lowest peak that evictions find: what is found with 5 % more
+    # room and brought down is faster than what begins and stays there.
+    search = Search(transformer(3), 2.0, clock=lambda: 0.0)
+    sink(search.problem, search.base, search.effort, offer=search.offer)
+    start = min(search.drafts, key=lambda draft: draft.peak_bytes)
+    search.budget = start.peak_bytes
+    given = search.problem, start, search.budget, search.effort
+    descend(*given, offer=search.offer)
+    best = search.best()
+    assert best is not None
+    assert best.seconds < search.raise_up(start).seconds

@@ -173,3 +173,4 @@ def test_a_step_priced_for_another_device_says_what_is_assumed():
     (note,) = there.notes
     assert "a100-80gb" in note
     assert "no workspace of convolutions" in note
+    assert "profiled on such a device has that device's graph" in note

@@ -15,6 +15,7 @@ from torch.nn import functional
 from lowtide.engine import api
 from lowtide.engine.bits import same_bits
 from lowtide.engine.meter import Measurement
+from lowtide.engine.verify import Verification
 from lowtide.models import build
 from lowtide.planners._request import plan as make_plan
 from lowtide.step.graph import StepGraph
@@ -30,7 +31,7 @@ _PLANNING_SECONDS = 5.0
 
 @dataclass(frozen=True, eq=False)
 class Demo:
-    """Both trainings, the plan between them, and what was measured of both.
+    """Both trainings, the plan between them, what was measured and compared of both.
 
     `losses` has the two losses of each step, `weights` each trained weight's name, both
     with whether they are equal bit for bit.
@@ -42,6 +43,7 @@ class Demo:
     weights: dict[str, bool]
     baseline: Measurement
     planned: Measurement
+    verification: Verification
 
     @property
     def num_equal_losses(self) -> int:
@@ -77,7 +79,8 @@ class Demo:
 
     @property
     def ok(self) -> bool:
-        return all(self.weights.values()) and all(same for _, _, same in self.losses)
+        same = [*self.weights.values(), *(same for _, _, same in self.losses)]
+        return all(same) and self.verification.ok
 
 
 def run_demo(budget: str | int, num_steps: int, stage: Stage) -> Demo:
@@ -101,9 +104,11 @@ def run_demo(budget: str | int, num_steps: int, stage: Stage) -> Demo:
         baseline = api.measure(plain, inputs, loss=loss, steps=3)
         advance(1, 2)
         measured = api.measure(planned, inputs, loss=loss, steps=3)
+    with stage("comparing one step, bit by bit"):
+        compared = api.verify(plain, inputs, plan=plan, loss=loss, measured=False)
     pairs = zip(before, after, strict=True)
     losses = [(float(a), float(b), same_bits(a, b)) for a, b in pairs]
-    return Demo(step, plan, losses, same, baseline, measured)
+    return Demo(step, plan, losses, same, baseline, measured, compared)
 
 
 def make_model() -> nn.Module:

@@ -48,14 +48,24 @@ class Family:
         """Keep a plan for other sizes."""
         self.members.setdefault(structure_of(bare), []).append(Member(bare, step, plan))
 
-    def resized(self, bare: StepGraph) -> tuple[StepGraph, Member] | None:
+    def resized(
+        self, bare: StepGraph, most_growth: float = _MOST_GROWTH
+    ) -> tuple[StepGraph, Member] | None:
         """The step around this graph, from one that was measured at similar sizes."""
         members = self.members.get(structure_of(bare), [])
         growths = {growth_of(m.bare, bare): m for m in members}
-        if not growths or min(growths) > _MOST_GROWTH:
+        if not growths or min(growths) > most_growth:
             return None
         growth = min(growths)
         return resized(growths[growth], bare, max(1.0, growth)), growths[growth]
+
+    def plan_for(self, bare: StepGraph) -> Plan | None:
+        """The plan of this graph at the most similar sizes, as it is for these."""
+        found = self.resized(bare, most_growth=math.inf)
+        if found is None or math.isinf(growth_of(found[1].bare, bare)):
+            return None
+        step, member = found
+        return make_plan(step, member.plan.schedule, planner=member.plan.planner)
 
     def fastest(
         self, step: StepGraph, bare: StepGraph, limit_bytes: int

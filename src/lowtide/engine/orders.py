@@ -17,14 +17,12 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
-from lowtide.engine.capture.piece import Piece
+from lowtide.engine.capture.piece import Piece, is_number, is_object
 from lowtide.engine.capture.shapes import ResizedError, Shapes, value_as_traced
 from lowtide.engine.others import Run, callable_of
 from lowtide.engine.rewrite import (
     Halves,
     Orders,
-    is_number,
-    is_object,
     saved_name,
     split,
 )

@@ -19,10 +19,14 @@ from lowtide.engine.capture.nodes import made_from, outputs_of, tangents_of
 from lowtide.engine.capture.step import step_of
 from lowtide.engine.capture.zeros import without_tangents
 from lowtide.engine.rewrite import backward_from, saved_name
-from lowtide.step.schedule import sequence_from_kept, settled
+from lowtide.errors import InvalidScheduleError
+from lowtide.step.carry import carried_over
+from lowtide.step.schedule import sequence_from_kept, settled, with_frees
+from lowtide.step.simulate import simulate
 
 if TYPE_CHECKING:
     from lowtide.engine.orders import Variant, Way
+    from lowtide.step.graph import StepGraph
 
 Run = Callable[[list[Any]], Any]
 
@@ -55,9 +59,8 @@ class OtherBackwards:
 
     That is, for other outputs, in another layout, or under autocast. What is traced for
     them is brought into the form of what was planned by `as_planned`. They start from
-    what the planned forward saved. If they run the ops that were planned, they run them
-    in that order; otherwise they make again what they need, so their gradients are
-    right, but their peak is not planned.
+    what the planned forward saved, and run what was planned in its order, as far as
+    they have it. Their gradients are right, but their peak is not planned.
     """
 
     def __init__(
@@ -108,17 +111,33 @@ class OtherBackwards:
             absent_tangents=absent,
         )
         step, saved = step_of(piece), planned.halves.saved
-        names = [op.name for op in step_of(planned.piece).ops]
-        if [op.name for op in step.ops] == names:
-            return callable_of(backward_from(piece, planned.orders.backward, saved))
         kept = [s for s in range(len(piece.storages)) if saved_name(piece, s) in saved]
         # An output that the forward did not save as well is out of reach.
         early = {s for op in step.ops[: step.turn] for s in op.writes}
         outputs = tuple(s for s in step.outputs if s in kept or s not in early)
         step = replace(step, outputs=outputs)
-        sequence = settled(step, sequence_from_kept(step, kept))
-        backward = sequence[sequence.index(step.turn) + 1 :]
+        backward = _order(step, kept, planned)
         return callable_of(backward_from(piece, backward, saved))
+
+
+def _order(step: StepGraph, kept: list[int], planned: Variant) -> list[int]:
+    """The order that was planned, if it can be that of this backward.
+
+    Otherwise, and where that needs less, what is missing is made again where it is
+    needed first.
+    """
+    plain = sequence_from_kept(step, kept)
+    start = plain.index(step.turn) + 1
+    carried = carried_over(step_of(planned.piece), planned.orders.backward, step, kept)
+    orders = [settled(step, [*plain[:start], *carried]), settled(step, plain)]
+
+    def peak(order: list[int]) -> int:
+        return simulate(step, with_frees(step, order)).peak_bytes
+
+    try:
+        return min(orders, key=peak)[start:]
+    except InvalidScheduleError:
+        return orders[1][start:]
 
 
 def _untouched(joint: fx.GraphModule, absent: frozenset[int]) -> list[bool]:

@@ -153,7 +153,8 @@ class Planning:
     def from_family(self, piece: Piece) -> Plan | None:
         """A plan made for other sizes that serves these, without a search."""
         bare = step_of(piece)
-        found = self.family.resized(bare) if self.in_flight == 1 else None
+        is_alike = self.in_flight == 1 and not piece.beside_bytes
+        found = self.family.resized(bare) if is_alike else None
         if found is None:
             return None
         step, member = found
@@ -309,6 +310,9 @@ class Planning:
             ),
         )
         plans = [self.remember(*each) for each in zip(steps, plans, strict=True)]
+        bares = [g.step if isinstance(g, Unpriced) else step_of(g) for g, _ in graphs]
+        for each in zip(bares, steps, plans, strict=True):
+            self.family.add(*each)
         self.promised_bytes, self.allowed_bytes = peak_bytes, budget_bytes
         return plans
 
@@ -332,9 +336,13 @@ class Planning:
         return decide
 
     def decide_next(self, piece: Piece) -> Orders:
-        """The order of a piece that is not the whole step, as it arrives."""
-        with self.agreement.deciding([step_of(piece)]):
-            plan = self.within_budget(lambda: self.plan_next(piece))
+        """The order of a piece of a larger step; one plan serves all sizes."""
+        bare = step_of(piece)
+        with self.agreement.deciding([bare]):
+            plan = self.family.plan_for(bare)
+            if plan is None:
+                plan = self.within_budget(lambda: self.plan_next(piece))
+                self.family.add(bare, self.steps[-1], plan)
         return orders_of(plan, piece)
 
     def plan_next(self, piece: Piece) -> Plan:
@@ -388,7 +396,8 @@ class Planning:
             cache=self.settings.cache,
             room_bytes=max(0, limit - bare.resident_bytes),
         )
-        return with_beside(step, self.beside_bytes)
+        beside = source.beside_bytes if isinstance(source, Piece) else 0
+        return with_beside(step, self.beside_bytes + beside)
 
     def plan(self, step: StepGraph, *, limit_bytes: int | None = None) -> Plan:
         """The plan for a step within the budget, or this limit; it is remembered."""

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from lowtide.engine.capture.call import Call, calls_of
 from lowtide.engine.capture.piece import Piece
 from lowtide.engine.capture.record import Recording, compose
-from lowtide.engine.capture.step import own_number, piece_op, step_of
+from lowtide.engine.capture.step import numbered_ops, own_number, step_of
 from lowtide.engine.capture.tensors import bytes_in
 from lowtide.engine.costs.cost import Cost, total_cost
 from lowtide.engine.costs.devices import find_device
@@ -71,6 +71,8 @@ def prepare(
     ops = list(step.ops)
     for place, own in bare.calls.items():
         cost = total_cost([next(prices) for _ in own])
+        if isinstance(source, Piece):
+            source.scratch[place] = cost.scratch_bytes
         if place in bare.heads and how == "measure":
             ops[place], cost = _tried(ops[place], cost, bare.heads[place])
         ops[place] = replace(
@@ -114,7 +116,8 @@ def _on_device(step: StepGraph, device: str) -> StepGraph:
         f"Times are estimated for {device}; the graph is the one captured for "
         f"{step.device}. Sizes are rounded to {unit} bytes as the device's allocator "
         f"does. Assumed: the same kernels as on {step.device}, attention included, and "
-        "no workspace of convolutions."
+        "no workspace of convolutions. A model that is profiled on such a device has "
+        "that device's graph."
     )
     return replace(step, alignment_bytes=unit, notes=(*step.notes, note))
 
@@ -130,11 +133,12 @@ def unpriced(source: Piece | Recording, *, name: str = "step") -> Unpriced:
     calls: dict[int, list[Call]] = {}
     heads: dict[int, Head] = {}
     rows = step.pieces
+    op_of = [numbered_ops(piece) for piece in pieces]
     for op in step.ops:
         if op.piece >= 0 and op.opens < 0 and not op.spends:
             number = own_number(rows[op.piece], op.id)
             assert number is not None, f"op {op.id} belongs to another piece"
-            own = piece_op(pieces[op.piece], number)
+            own = op_of[op.piece][number]
             calls[op.id] = calls_of(own)
             if own.form is not None:
                 heads[op.id] = own.form.head

@@ -21,15 +21,15 @@ import torch
 from torch import fx
 
 from lowtide.engine.capture.piece import (
-    NUMBERS,
-    OBJECTS,
     Follower,
     Form,
     Piece,
     PieceOp,
+    is_number,
+    is_object,
     tensors_of,
 )
-from lowtide.engine.capture.step import own_number, piece_op, step_of
+from lowtide.engine.capture.step import numbered_ops, own_number, step_of
 from lowtide.engine.draws import (
     draw,
     draw_again,
@@ -107,8 +107,9 @@ def split(piece: Piece, orders: Orders, also_save: Sequence[str] = ()) -> Halves
 
     `also_save` are inputs to hand to the backward even if it does not read them.
     """
-    forward_ops = [piece_op(piece, n) for n in orders.forward]
-    backward_ops = [piece_op(piece, n) for n in orders.backward]
+    op_of = numbered_ops(piece)
+    forward_ops = [op_of[n] for n in orders.forward]
+    backward_ops = [op_of[n] for n in orders.backward]
     wanted = frozenset(s for op in forward_ops + backward_ops for s in op.reads)
     second = _Emitter(piece, wanted)
     gradients = second.backward(backward_ops, also_save)
@@ -128,7 +129,8 @@ def backward_from(
     piece: Piece, backward: Sequence[int], saved: Sequence[str]
 ) -> fx.GraphModule:
     """Another backward for a forward that saves exactly this."""
-    ops = [piece_op(piece, n) for n in backward]
+    op_of = numbered_ops(piece)
+    ops = [op_of[n] for n in backward]
     emitter = _Emitter(piece, frozenset(s for op in ops for s in op.reads))
     gradients = emitter.backward(ops, saved)
     missing = [saved_name(piece, what) for what in emitter.saved][len(saved) :]
@@ -226,6 +228,9 @@ class _Emitter(GraphWriter):
             made = self.graph.node_copy(node)
         elif node in self.piece.views and not self.is_item_of_op(node):
             made = self.graph.node_copy(node, self.value)
+            if made.target is aten.view.default:
+                # As eager has it in a backward: strides may be others than foreseen.
+                made.target = aten.reshape.default
         elif node.op == "placeholder":
             made = self.save(node)
         else:
@@ -438,13 +443,3 @@ class _Emitter(GraphWriter):
 
 def _item(node: fx.Node, place: int) -> fx.Node:
     return next(user for user in node.users if user.args[1] == place)
-
-
-def is_number(node: fx.Node) -> bool:
-    """Whether its value is a number that may change, and no tensor."""
-    return isinstance(node.meta.get("val"), NUMBERS)
-
-
-def is_object(node: fx.Node) -> bool:
-    """Whether its value is neither a tensor nor a number."""
-    return isinstance(node.meta.get("val"), OBJECTS)

@@ -333,11 +333,11 @@ class PlannedCall:
 
     def learn_from_last_step(self) -> None:
         """Plan again if the last step was not what the plan took it for."""
-        news = self.learning.news()
-        if not news:
+        if not (news := self.learning.news()):
             return
         log.info("planning anew: %s", news)
-        if self.learning.reads_anew or not self.planning.route.is_whole:
+        is_fixed = self.inner == "inductor" or not self.planning.route.is_whole
+        if self.learning.reads_anew or is_fixed:
             self.learning.reads_anew = False
             self.forget()
         else:

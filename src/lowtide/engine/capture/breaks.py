@@ -10,11 +10,16 @@ both are allowed here, on threads that ask for it.
 Nor does it know in which module a class of torch's is, which peft asks of every weight
 (`type(weight).__module__`), and that no random number is below zero: many transformers
 ask before each layer whether to leave it out (`torch.rand([]) < self.layerdrop`), which
-by default they never do.
+by default they never do. Nor can it make again, behind a break, what is left of a loop
+over the values of a dictionary, such as that of `Sequential` over its modules. And a
+table whose gradient is sparse stays outside of the graphs: those hold strided tensors.
+So does the registration of hooks, whose dictionaries dynamo makes again as plain ones.
 """
 
 from __future__ import annotations
 
+import copy
+import inspect
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,13 +29,21 @@ from typing import Any
 import torch
 from torch import nn
 from torch._dynamo import trace_rules
+from torch._dynamo.bytecode_transformation import (
+    create_build_tuple,
+    create_call_function,
+)
+from torch._dynamo.eval_frame import skip_code
+from torch._dynamo.exc import unimplemented
 from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 from torch._dynamo.variables import (
     ConstantVariable,
     TensorVariable,
     TorchInGraphFunctionVariable,
 )
+from torch._dynamo.variables.iter import DictValuesIterator
 from torch._dynamo.variables.misc import GetAttrVariable
+from torch.nn import functional as F
 
 from lowtide.engine.seam import COMPARE
 
@@ -39,6 +52,8 @@ _MODULES = str(Path(nn.modules.__file__).parent)
 _finds_loop = InstructionTranslatorBase.maybe_has_backedge
 _compare: Any = getattr(TensorVariable, COMPARE)
 _call_method: Any = GetAttrVariable.call_method
+_call_torch: Any = TorchInGraphFunctionVariable.call_function
+_make_again: Any = DictValuesIterator.reconstruct
 _files_to_capture: Any = trace_rules.get_legacy_mod_inlinelist
 
 
@@ -90,9 +105,45 @@ def _compare_with_draw(left: Any, tx: Any, right: Any, op: str) -> Any:
     return _compare(left, tx, right, op)
 
 
+_SPARSE: dict[Any, inspect.Signature] = {
+    f: inspect.signature(f) for f in (F.embedding, F.embedding_bag)
+}
+
+
+def _call_strided(function: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+    signature = _SPARSE.get(function.value) if callable(function.value) else None
+    if signature is not None and getattr(_STATE, "is_ours", False):
+        sparse = signature.bind(*args, **kwargs).arguments.get("sparse")
+        if sparse is not None and sparse.as_python_constant():
+            unimplemented(
+                gb_type="sparse gradient",
+                context=function.value.__name__,
+                explanation="the gradient of its table is sparse",
+                hints=[],
+            )
+    return _call_torch(function, tx, args, kwargs)
+
+
+def _make_rest_of_values(values: Any, codegen: Any) -> None:
+    if not _goes_on():
+        return _make_again(values, codegen)
+    rest = list(copy.copy(values._iter))
+    codegen.add_push_null(
+        lambda: codegen.append_output(codegen.create_load_python_module(iter))
+    )
+    codegen.foreach(rest)
+    codegen.append_output(create_build_tuple(len(rest)))
+    codegen.extend_output(create_call_function(1, False))
+
+
+TorchInGraphFunctionVariable.call_function = _call_strided  # type: ignore[method-assign]
+DictValuesIterator.reconstruct = _make_rest_of_values  # type: ignore[method-assign]
 setattr(TensorVariable, COMPARE, _compare_with_draw)
 GetAttrVariable.call_method = _call_on_attribute  # type: ignore[method-assign]
 # `torch.distributed.init_process_group` asks for it.
 _inlinelist.cache_clear = _files_to_capture.cache_clear  # type: ignore[attr-defined]
 InstructionTranslatorBase.maybe_has_backedge = _has_backedge  # type: ignore[method-assign]
 trace_rules.get_legacy_mod_inlinelist = _inlinelist  # type: ignore[assignment]
+for _name in dir(nn.Module):
+    if _name.startswith("register_") and _name.endswith("_hook"):
+        skip_code(getattr(nn.Module, _name).__code__)

@@ -435,16 +435,9 @@ def _why_once(node: fx.Node) -> str:
     if target._schema.is_mutable:
         return CHANGES_STATE
     if draws_numbers(node):
-        return RANDOM if _really_random(node, target) else ""
+        return RANDOM
     if not tensors_of(node):
         return CHANGES_STATE  # an assertion or the like: it runs for its effect
     if target.namespace not in _DETERMINISTIC_NAMESPACES:
         return UNKNOWN
     return ""
-
-
-def _really_random(node: fx.Node, target: torch._ops.OpOverload) -> bool:
-    """Attention ops carry the random tag but draw only when they drop out."""
-    given = {a.name: a.default_value for a in target._schema.arguments}
-    given |= dict(zip(given, node.args, strict=False)) | dict(node.kwargs)
-    return given.get("dropout_p") != 0.0

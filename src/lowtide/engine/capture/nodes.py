@@ -74,9 +74,17 @@ def made_from(roots: Sequence[Any]) -> set[fx.Node]:
 
 
 def draws_numbers(node: fx.Node) -> bool:
-    """Whether torch says of its op that it draws random numbers."""
+    """Whether it draws random numbers.
+
+    Attention ops carry torch's tag for that, but draw only when they drop out.
+    """
     tags: Iterable[Any] = getattr(node.target, "tags", ())
-    return torch.Tag.nondeterministic_seeded in tags
+    if torch.Tag.nondeterministic_seeded not in tags:
+        return False
+    schema = getattr(node.target, "_schema", None)
+    given = {a.name: a.default_value for a in schema.arguments} if schema else {}
+    given |= dict(zip(given, node.args, strict=False)) | dict(node.kwargs)
+    return given.get("dropout_p") != 0.0
 
 
 def is_backward(node: fx.Node) -> bool:

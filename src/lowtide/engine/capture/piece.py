@@ -125,7 +125,9 @@ class Piece:
     whose sizes are symbols; `alike` has values like those storages that the captured
     graph does not know, unless they hold bytes. A piece that `is_resized` has other
     sizes than its nodes (see `shapes.py`). `calls` is what to measure for the cost of
-    each op of the step, where these are not the calls of the piece's ops.
+    each op of the step, where these are not the calls of the piece's ops; `scratch` are
+    the bytes that these were seen to need inside, and `beside_bytes` is what running
+    the piece takes beyond its step.
     """
 
     joint: fx.GraphModule
@@ -151,6 +153,8 @@ class Piece:
     alike: dict[int, torch.Tensor] = field(default_factory=dict)
     is_resized: bool = False
     calls: dict[int, list[Call]] = field(default_factory=dict)
+    scratch: dict[int, int] = field(default_factory=dict)
+    beside_bytes: int = 0
 
     @property
     def arriving_tangents(self) -> list[fx.Node]:
@@ -162,3 +166,13 @@ class Piece:
 def tensors_of(node: fx.Node) -> list[torch.Tensor]:
     """The (fake) tensors among a node's values."""
     return tensors_in(node.meta.get("val"))
+
+
+def is_number(node: fx.Node) -> bool:
+    """Whether its value is a number that may change, and no tensor."""
+    return isinstance(node.meta.get("val"), NUMBERS)
+
+
+def is_object(node: fx.Node) -> bool:
+    """Whether its value is neither a tensor nor a number."""
+    return isinstance(node.meta.get("val"), OBJECTS)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
+
 from lowtide.engine.capture.call import calls_of, module_of, source_of
 from lowtide.engine.capture.checkpointed import checkpointed_peak_bytes, part_of
 from lowtide.engine.capture.piece import UPDATES, Piece, PieceOp, tensors_of
@@ -20,7 +22,7 @@ def step_of(piece: Piece) -> StepGraph:
     """The training step that consists of this one piece.
 
     Ops are numbered in baseline order, the turn among them; op k of the step is op k of
-    the piece before the turn and op k-1 after it (see `piece_op`). `facts["pieces"]`
+    the piece before the turn, and op k-1 after it (`numbered_ops`). `facts["pieces"]`
     holds for each piece its fingerprint and the ranges of its forward and backward ops,
     `facts["eager_extra_bytes"]` by how much eager's peak is above the baseline's: ops
     are folded here, and parts may be checkpointed there.
@@ -40,12 +42,27 @@ def with_piece_facts(step: StepGraph, eager_extra_bytes: int) -> StepGraph:
 
 
 def _eager_peak_bytes(piece: Piece) -> int:
-    step = _step(piece, piece.unfolded)
+    step = _with_noise(_step(piece, piece.unfolded), piece)
     parts = [part_of(op.node) for op in piece.unfolded]
     if not any(parts):
         return step.baseline_peak_bytes
     parts.insert(step.turn, None)
     return checkpointed_peak_bytes(step, parts)
+
+
+def _with_noise(step: StepGraph, piece: Piece) -> StepGraph:
+    """The step with what eager's dropout keeps on the CPU.
+
+    That is the noise it multiplied by, in the type of its input, and no mask of bools.
+    """
+    if step.device != "cpu":
+        return step
+    storages = list(step.storages)
+    for op in piece.unfolded:
+        if op.node.target is torch.ops.aten.native_dropout.default:
+            result, mask = op.writes
+            storages[mask] = replace(storages[mask], nbytes=storages[result].nbytes)
+    return replace(step, storages=tuple(storages))
 
 
 def _step(piece: Piece, piece_ops: Sequence[PieceOp]) -> StepGraph:
@@ -82,11 +99,10 @@ def own_number(piece: PieceOps, number: int) -> int | None:
     return None
 
 
-def piece_op(piece: Piece, number: int) -> PieceOp:
-    """The piece's op under its number in the step."""
+def numbered_ops(piece: Piece) -> dict[int, PieceOp]:
+    """The piece's ops by their numbers in its step, where the turn has one, too."""
     num_forward = sum(op.is_forward for op in piece.ops)
-    assert number != num_forward, "the turn is no op of the piece"
-    return piece.ops[number if number < num_forward else number - 1]
+    return {n + (n >= num_forward): op for n, op in enumerate(piece.ops)}
 
 
 def _op(op: PieceOp, number: int) -> Op:

@@ -33,8 +33,16 @@ class Seeing(TorchDispatchMode):
 
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:
-    """The (fake) tensors among values of any nesting."""
-    return [v for v in pytree.tree_leaves(tree) if isinstance(v, torch.Tensor)]
+    """The (fake) tensors among values of any nesting; of a sparse one its two parts."""
+    found = [v for v in pytree.tree_leaves(tree) if isinstance(v, torch.Tensor)]
+    if not any(v.layout is torch.sparse_coo for v in found):
+        return found
+    return [part for v in found for part in _parts_of(v)]
+
+
+def _parts_of(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    is_sparse = tensor.layout is torch.sparse_coo
+    return (tensor._indices(), tensor._values()) if is_sparse else (tensor,)
 
 
 def storage_key(tensor: torch.Tensor) -> int:

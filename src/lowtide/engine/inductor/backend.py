@@ -7,8 +7,11 @@ is called with each half.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
+from uuid import uuid4
 
 import torch
 from torch import fx
@@ -19,18 +22,29 @@ from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lowtide.engine.inductor.emit import split_compiled
+from lowtide.engine.inductor.hold import as_planned, excess_bytes, freeing_at_once
 from lowtide.engine.inductor.piece import CompiledPiece, read_compiled
-from lowtide.engine.rewrite import Orders
+from lowtide.engine.rewrite import Halves, Orders, keep_everything
 from lowtide.engine.watch import Watch
+from lowtide.step.format import format_bytes
 from lowtide.step.graph import Kind, Phase
+
+log = logging.getLogger("lowtide.run")
+
+# How many plans are made for one graph, each with less room, until one holds.
+MOST_PLANS = 4
 
 Decide = Callable[[CompiledPiece], Orders]
 
 
 class Partitioner(CustomPartitionerFn):
-    """Cuts a joint graph as it is decided; `piece` is what it was then."""
+    """Cuts a joint graph as it is decided.
+
+    `piece` is what it was then; if it `is_held`, Inductor has to follow the plan.
+    """
 
     piece: CompiledPiece | None = None
+    is_held = False
 
     def __init__(
         self,
@@ -56,9 +70,8 @@ class Partitioner(CustomPartitionerFn):
             names=self.names,
         )
         self.watch.graphs += 1
-        with _disable_current_modes(), torch.no_grad():
-            orders = self.decide(piece)
-        halves = split_compiled(piece, orders)
+        self.watch.stop_observing()
+        halves = self.planned_halves(piece)
         saved = set(halves.saved)
         piece.kept_bytes = sum(
             piece.storages[s].nbytes
@@ -67,9 +80,38 @@ class Partitioner(CustomPartitionerFn):
         )
         return halves.forward, halves.backward
 
+    def planned_halves(self, piece: CompiledPiece) -> Halves:
+        """The graphs of a plan that hold its peak with Inductor's kernels.
+
+        It is asked first what it would launch on its own. If that needs more than the
+        plan says, it has to launch what the plan says; if that needs more too, another
+        plan is made with so much less.
+        """
+        for _ in range(MOST_PLANS):
+            with _disable_current_modes(), torch.no_grad():
+                orders = self.decide(piece)
+            halves = split_compiled(piece, orders)
+            self.is_held = False
+            if orders == keep_everything(piece):
+                break
+            if excess_bytes(piece, orders, halves) <= 0:
+                break
+            self.is_held = True
+            with as_planned():
+                excess = excess_bytes(piece, orders, halves)
+            if excess <= 0:
+                break
+            log.info("its kernels need %s more than planned", format_bytes(excess))
+            piece.beside_bytes += excess
+        return halves
+
     def uuid(self) -> Any:
         """None, so that Inductor keeps nothing that depends on the budget."""
         return None
+
+    def __reduce__(self) -> Any:
+        # What torch makes keys of its caches from.
+        return str, (uuid4().hex,)
 
 
 def compile_by_inductor(
@@ -78,7 +120,8 @@ def compile_by_inductor(
 
     def inner(module: fx.GraphModule, inputs: Any, **given: Any) -> Any:
         # What it compiles does not depend on how the graph came about.
-        with config.patch(custom_partitioner_fn=None):
+        held = as_planned() if partitioner.is_held else nullcontext()
+        with config.patch(custom_partitioner_fn=None), held, freeing_at_once():
             made: Any = compile_fx_inner(module, inputs, **given)
         piece, watch = partitioner.piece, partitioner.watch
         if piece is None:

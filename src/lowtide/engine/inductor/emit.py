@@ -14,6 +14,7 @@ from typing import Any
 from torch import fx
 
 from lowtide.engine.capture.nodes import has_effect, inputs_of
+from lowtide.engine.inductor.kernels import PLACE
 from lowtide.engine.inductor.piece import CompiledPiece
 from lowtide.engine.rewrite import GraphWriter, Halves, Orders
 
@@ -43,18 +44,20 @@ class _Emitter(GraphWriter):
         super().__init__()
         self.piece = piece
         self.derived: dict[fx.Node, fx.Node] = {}
+        self.place = 0
+        self.ran: set[fx.Node] = set()
         self.crossing: dict[fx.Node, fx.Node] = {}
 
     def forward(self, order: Iterable[int], saved: list[fx.Node]) -> None:
         piece = self.piece
         for node in piece.primals:
             self.values[node] = self.placeholder(node)
-        for number in order:
+        for self.place, number in enumerate(order):
             launch = piece.launches[number]
             assert launch is not None
             self.run(launch.cone)
         for node in piece.forward.graph.nodes:
-            if node not in self.values and has_effect(node):
+            if node not in self.ran and has_effect(node):
                 self.copy(node)
         self.finish(piece.forward, [*piece.forward_outputs, *saved])
 
@@ -66,7 +69,7 @@ class _Emitter(GraphWriter):
             self.values[node] = self.placeholder(node)
             self.first_tangent = self.first_tangent or self.values[node]
         self.crossing = dict(zip(inputs, piece.saved, strict=False))
-        for number in order:
+        for self.place, number in enumerate(order):
             launch = piece.launches[number]
             assert launch is not None
             if piece.step.ops[number].phase == "forward":
@@ -96,8 +99,14 @@ class _Emitter(GraphWriter):
                 self.derived[node] = self.values.pop(node)
 
     def copy(self, node: fx.Node) -> fx.Node:
+        made = self.values[node] = self.written(node)
+        return made
+
+    def written(self, node: fx.Node) -> fx.Node:
+        """A copy of the node, which says where in the order it stands."""
         made = self.graph.node_copy(node, self.value)
-        self.values[node] = made
+        made.meta = {**node.meta, PLACE: self.place}
+        self.ran.add(node)
         return made
 
     def value(self, node: fx.Node) -> fx.Node:
@@ -108,7 +117,7 @@ class _Emitter(GraphWriter):
             return known
         if self.first_tangent is not None and self.must_be_saved(node):
             return self.save(node)
-        made = self.graph.node_copy(node, self.value)
+        made = self.written(node)
         is_early = node.graph is self.piece.forward.graph
         (self.derived if is_early else self.values)[node] = made
         return made

@@ -25,6 +25,9 @@ from torch._inductor.virtualized import V
 
 from lowtide.engine.capture.tensors import span_of
 
+# Where nodes of the graphs that are written for a plan name their launch.
+PLACE = "lowtide_place"
+
 
 @dataclass(frozen=True)
 class Buffer:
@@ -41,7 +44,8 @@ class Kernel:
 
     `reads` are names of buffers and of the graph's inputs. `nodes` names the fx nodes
     that it computes, and `library` the one whose op is called, if it is such a call.
-    `changes` names the graph's inputs that it changes in place.
+    `changes` names the graph's inputs that it changes in place. `place` is the launch
+    of the plan that it belongs to, in a graph that was written for one, or else -1.
     """
 
     name: str
@@ -50,6 +54,7 @@ class Kernel:
     nodes: tuple[str, ...]
     library: str = ""
     changes: tuple[str, ...] = ()
+    place: int = -1
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,15 @@ class Lowered:
 
     kernels: tuple[Kernel, ...]
     outputs: tuple[str, ...]
+
+    @property
+    def buffers(self) -> dict[str, Buffer]:
+        """The buffers by name. Those who write a part of one do not know its size."""
+        found: dict[str, Buffer] = {}
+        for buffer in (b for kernel in self.kernels for b in kernel.writes):
+            if buffer.name not in found or buffer.nbytes:
+                found[buffer.name] = buffer
+        return found
 
 
 class _Read(BaseException):
@@ -107,11 +121,21 @@ def _lowered(scheduler: Scheduler) -> Lowered:
         name: node.name
         for name, (node, value) in zip(outputs, pairs, strict=True)
         if isinstance(node, fx.Node) and node.op == "call_function"
-        # A view holds only a part of the buffer.
-        if not isinstance(getattr(value, "data", None), ir.BaseView)
+        if _is_whole(value)
     }
     kernels = tuple(_kernel(node, owners, values) for node in scheduler.nodes)
     return Lowered(kernels, tuple(owners.get(name, name) for name in outputs))
+
+
+def _is_whole(value: Any) -> bool:
+    """Whether an output is all of its buffer, not a view of a part."""
+    while isinstance(value, ir.MutableBox):
+        value = value.data
+    if not isinstance(value, ir.BaseView):
+        return True
+    base = value.unwrap_view()
+    buffer = V.graph.get_buffer(base.get_name())
+    return value.get_numel() == buffer.get_numel()
 
 
 def _name_of(node: Any, value: Any) -> str:
@@ -132,7 +156,7 @@ def _kernel(
         name, value = buffer.get_name(), buffer.node
         origin = value.get_origin_node()
         is_value = origin is not None and origin.op == "call_function"
-        known = values.get(name) or (origin.name if origin and is_value else "")
+        known = (origin.name if origin and is_value else "") or values.get(name, "")
         owner = owners.get(name)
         if owner is None:
             writes.append(Buffer(name, _bytes_of(value), known))
@@ -152,7 +176,15 @@ def _kernel(
             for buffer in node.get_outputs()
             if (owner := owners.get(buffer.get_name())) in V.graph.graph_input_names
         ),
+        place=place_of(node),
     )
+
+
+def place_of(node: BaseSchedulerNode) -> int:
+    """The launch that a kernel belongs to: the last of those that its nodes name."""
+    parts = [part.node for part in node.get_nodes() if part.node is not None]
+    places = (o.meta.get(PLACE, -1) for part in parts for o in part.get_origins())
+    return max(places, default=-1)
 
 
 def _library_of(node: BaseSchedulerNode) -> str:

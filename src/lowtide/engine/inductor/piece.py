@@ -104,6 +104,7 @@ class _Half:
     def __post_init__(self) -> None:
         self.nodes = {n.name: n for n in self.graph.graph.nodes}
         self.read_by: dict[str, set[str]] = defaultdict(set)
+        self.buffers = self.lowered.buffers
         for kernel in self.lowered.kernels:
             for name in kernel.reads:
                 self.read_by[name].add(kernel.name)
@@ -185,7 +186,7 @@ class _Reader:
             readers = half.read_by[buffer.name]
             if readers - own or buffer.name in half.lowered.outputs:
                 if buffer.name not in half.known:
-                    self.add_storage(buffer, half)
+                    self.add_storage(half.buffers[buffer.name], half)
             elif readers - {kernel.name}:
                 scratch += buffer.nbytes
         return scratch
@@ -347,25 +348,29 @@ class _Reader:
 def _grouped(lowered: Lowered, *, split_reductions: bool) -> list[list[Kernel]]:
     """Kernels that can only run together, in an order in which all can run.
 
-    These are the ones that write parts of one buffer and, if asked, those that make
-    what is no value of the fx graph, with their readers.
+    These are the ones that write parts of one buffer, those that take the items out of
+    a tuple, with the one that makes it, and, if asked, those that make what is no value
+    of the fx graph, with their readers.
     """
     kernels = lowered.kernels
     together = networkx.utils.UnionFind(range(len(kernels)))
     written: dict[str, list[int]] = defaultdict(list)
     unnamed: set[str] = set()
+    tuples: set[str] = set()
     for number, kernel in enumerate(kernels):
         for buffer in kernel.writes:
             written[buffer.name].append(number)
             if not buffer.node and buffer.nbytes:
                 unnamed.add(buffer.name)
+            if kernel.library and not buffer.nbytes:
+                tuples.add(buffer.name)
     unnamed -= {*lowered.outputs}
     for numbers in written.values():
         together.union(*numbers)
     graph = networkx.DiGraph()
     for number, kernel in enumerate(kernels):
         for name in kernel.reads:
-            if split_reductions and name in unnamed:
+            if name in tuples or (split_reductions and name in unnamed):
                 together.union(number, *written[name])
     graph.add_nodes_from(together[n] for n in range(len(kernels)))
     for number, kernel in enumerate(kernels):

@@ -57,6 +57,9 @@ from lowtide.planners.auto._search import Search, floor_seconds, lowest
 from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan
 
+# What share of the limit more is for the bound of a step that has forms.
+PROOF_SHARE = 0.2
+
 
 def plan(
     step: StepGraph, budget_bytes: int | None = None, *, time_limit: float = 10.0
@@ -81,7 +84,14 @@ def plan(
             return lowest(step)
         return Search(step, time_limit).fastest(budget_bytes)
 
-    return with_forms(step, budget_bytes, find)
+    def prove(step: StepGraph, plan: Plan) -> float:
+        search = Search(step, PROOF_SHARE * time_limit)
+        search.budget = float(plan.budget_bytes)
+        search.offer(search.evaluator.draft(plan.ops))
+        search.prove(1.0)
+        return max(search.proven, search.needed_seconds)
+
+    return with_forms(step, budget_bytes, find, prove)
 
 
 def low(step: StepGraph, *, time_limit: float) -> Plan:

@@ -10,6 +10,14 @@ from lowtide.planners.auto._problem import Problem
 
 # A plan that takes this many times the baseline is of no use to anyone.
 MOST_SECONDS = 4.0
+# What share of a search is for plans that come down from above.
+DESCENT_SHARE = 0.9
+# From how far above a budget near the lowest peak plans come down to it, how often they
+# stop on the way, and what share of the work is done before they leave.
+ABOVE = 0.05
+STOPS = 10
+SHARE_ABOVE = 0.3
+HEAT = 0.003  # how far a move may lead astray, as a share of the baseline's time
 
 
 def peak_bound_bytes(problem: Problem) -> float:
@@ -82,3 +90,40 @@ def deepen(
             offer(best)
         if found.peak_bytes > target:
             share *= 0.5
+
+
+def descend(
+    problem: Problem,
+    start: Draft,
+    budget: float,
+    effort: Effort,
+    *,
+    offer: Callable[[Draft], None],
+) -> None:
+    """Offer what becomes of a draft with more room, if that room goes bit by bit.
+
+    Near the lowest peak hardly any change fits, so that a search stays where it begins.
+    A little above it moves freely, and much of what it finds there can be brought down.
+    """
+    evaluator = problem.evaluator
+    most = MOST_SECONDS * problem.step.baseline_seconds
+
+    def stop(draft: Draft, level: float, heat: float) -> Draft:
+        with effort.section(0.2):
+            draft = evaluator.reorder(draft, level, effort.limit_units)
+        units = effort.limit_units
+        draft = evaluator.lower(draft, level, units, limit_seconds=most, tried=24)
+        if draft.peak_bytes <= level:
+            draft = evaluator.raise_up(draft, level, units)
+        return evaluator.improve(draft, draft, level, heat, units)[0]
+
+    with effort.section(DESCENT_SHARE):
+        draft = start
+        for left in range(STOPS, -1, -1):
+            if effort.is_over():
+                return
+            level = budget * (1.0 + ABOVE * left / STOPS)
+            heat = HEAT * problem.step.baseline_seconds * left / STOPS
+            with effort.section(SHARE_ABOVE if left == STOPS else 1.0 / (left + 1)):
+                draft = stop(draft, level, heat)
+            offer(draft)

@@ -21,14 +21,21 @@ from lowtide.step.remake import remaking
 from lowtide.step.schedule import make_plan, with_frees
 
 Find = Callable[[StepGraph, int | None], Plan]
+Prove = Callable[[StepGraph, Plan], float]
 Choice = frozenset[int]
 NONE: Choice = frozenset()
 # Of so many, every choice is looked at.
 MOST_FORMS = 4
 
 
-def with_forms(step: StepGraph, budget: int | None, find: Find) -> Plan:
-    """The best plan that `find` finds, with some forms or without."""
+def with_forms(
+    step: StepGraph, budget: int | None, find: Find, prove: Prove | None = None
+) -> Plan:
+    """The best plan that `find` finds, with some forms or without.
+
+    `prove` gives a time that no schedule within a plan's budget beats, even one that
+    runs forms beside what they replace.
+    """
     if not all_forms(step):
         return find(step, budget)
     if budget is None:
@@ -53,7 +60,9 @@ def with_forms(step: StepGraph, budget: int | None, find: Find) -> Plan:
             best = plan
     if best is None:
         raise min(errors, key=lambda error: error.floor_bytes)
-    return best
+    if prove is None or best.proof.stopped_by == "optimal":
+        return best
+    return replace(best, proof=_at_least(best, prove(step, best)))
 
 
 def choices(step: StepGraph) -> tuple[Choice, ...]:
@@ -159,18 +168,22 @@ def _proof(step: StepGraph, choice: Choice, plan: Plan) -> Proof:
         ),
         default=0.0,
     )
-    bound = min(bound, plan.seconds)
-    stopped = proof.stopped_by
-    if bound >= plan.seconds * (1 - 1e-12):
-        stopped = "optimal"
-    elif stopped == "optimal":
-        stopped = "search"
+    stopped = "search" if proof.stopped_by == "optimal" else proof.stopped_by
+    least = min(proof.bound_bytes, _least_bytes(step))
+    known = replace(proof, bound_seconds=0.0, stopped_by=stopped, bound_bytes=least)
+    return _at_least(replace(plan, proof=known), bound)
+
+
+def _at_least(plan: Plan, seconds: float) -> Proof:
+    """What is proven of a plan if no schedule takes less than this either."""
+    proof = plan.proof
+    bound = min(max(proof.bound_seconds, seconds), plan.seconds)
+    is_least = bound >= plan.seconds * (1 - 1e-12)
     return replace(
         proof,
         bound_seconds=bound,
         gap=1.0 - bound / plan.seconds if plan.seconds > 0 else 0.0,
-        stopped_by=stopped,
-        bound_bytes=min(proof.bound_bytes, _least_bytes(step)),
+        stopped_by="optimal" if is_least else proof.stopped_by,
     )
 
 

@@ -11,6 +11,7 @@ from itertools import pairwise
 
 from lowtide.planners.auto._bound import Bound, Relaxation
 from lowtide.planners.auto._effort import Effort
+from lowtide.planners.auto._evaluator import Draft
 from lowtide.planners.auto._guide import first_runs, forgetting
 from lowtide.planners.auto._problem import Problem
 
@@ -19,6 +20,14 @@ from lowtide.planners.auto._problem import Problem
 WORTH_A_MOMENT = 1e-4
 MOST_FAILURES = 8
 MOST_REFINED_FAILURES = 40
+
+
+def promising(problem: Problem, draft: Draft, noted: list[int]) -> list[int]:
+    """Moments for the bound: the turn, those noted, then where a draft is fullest."""
+    places = first_runs(problem, draft)
+    fullest = sorted(places, key=lambda p: (-draft.live[p], p))
+    ordered = [problem.step.turn, *noted, *(draft.ops[p] for p in fullest)]
+    return [i for i in dict.fromkeys(ordered) if i in problem.must_run]
 
 
 def bound_seconds(

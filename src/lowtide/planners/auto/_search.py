@@ -15,11 +15,11 @@ from lowtide.planners._memory import recall
 from lowtide.planners.auto._effort import Effort
 from lowtide.planners.auto._evaluator import Draft
 from lowtide.planners.auto._exact import ExactSearch
-from lowtide.planners.auto._floor import deepen, peak_bound_bytes, sink
-from lowtide.planners.auto._guide import first_runs, guided
+from lowtide.planners.auto._floor import HEAT, deepen, descend, peak_bound_bytes, sink
+from lowtide.planners.auto._guide import guided
 from lowtide.planners.auto._others import SMALL_OPS, other_plans
 from lowtide.planners.auto._problem import Problem, outputs_late
-from lowtide.planners.auto._prove import bound_seconds, refined_seconds
+from lowtide.planners.auto._prove import bound_seconds, promising, refined_seconds
 from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan, Proof
 from lowtide.step.schedule import blame, make_plan, with_frees
@@ -50,8 +50,8 @@ FIFTH_POWER_SECONDS = 1.1e-10  # the same for proving that there is nothing more
 WORTH_REFINING = 0.04
 REFINED_SHARE = 0.35
 WHOLE_OPS = 500
+WORTH_DESCENDING = 0.1  # the same, for which plans of larger steps come from above
 SLICES = 40  # how often the search looks at the clock and notes what it has found
-HEAT = 0.003  # how far a move may lead astray, as a share of the baseline's time
 
 # The lowest peak is asked for by error messages and sweeps: nobody should wait long.
 FLOOR_SECONDS = 12.0
@@ -92,6 +92,7 @@ class Search:
         self.proven_bytes = 0.0
         self.budget = 0.0
         self.is_interrupted = False
+        self.is_large = len(step.ops) > WHOLE_OPS
         self.offer(given)
         self.offer(self.base)
 
@@ -119,6 +120,11 @@ class Search:
         """The fastest known draft within the budget."""
         fitting = [d for d in self.drafts if d.peak_bytes <= self.budget]
         return min(fitting, key=lambda d: (d.seconds, d.peak_bytes), default=None)
+
+    def _fastest(self) -> Draft:
+        best = self.best()
+        assert best is not None
+        return best
 
     @contextmanager
     def until_interrupted(self) -> Iterator[None]:
@@ -173,26 +179,39 @@ class Search:
         large = len(self.step.ops) > LARGE_OPS
         with self.effort.section(0.9 if large else 0.4):
             self.begin()
+            is_cut_short = self.effort.is_over()
+        if self.best() is None and self.is_large and not is_cut_short:
+            # Near the lowest peak nothing that begins elsewhere comes down to it.
+            self._take_lowest()
         with self.effort.section(0.4):
             self.others(budget_bytes)
         if self.best() is None:
             self._insist()
-        # A short search takes a short look first; errors quote what the long one finds.
-        for seconds in dict.fromkeys((self.floor_seconds, FLOOR_SECONDS)):
-            if self.best() is None:
-                floor = lowest(self.step, seconds)
-                self.offer(self.evaluator.draft(floor.ops))
+        if self.best() is None:
+            self._take_lowest()
         best = self.best()
         if best is None:
             return
         self.offer(self.raise_up(best))
         if self.is_close():
             return
+        if self._unproven() >= WORTH_DESCENDING and self.is_large:
+            given = self.problem, self._fastest(), self.budget, self.effort
+            descend(*given, offer=self.offer)
         # Where much is not proven, a part of the time is for that.
-        leave = REFINED_SHARE if self._is_far() and not self.refine_seconds else 0.0
+        is_far = self._unproven() >= WORTH_REFINING
+        leave = REFINED_SHARE if is_far and not self.refine_seconds else 0.0
         with self.effort.section(1.0 - leave):
             self.improve()
         self.refine()
+
+    def _take_lowest(self) -> None:
+        """Start from the lowest peak found."""
+        # A short search takes a short look first; errors quote what the long one finds.
+        for seconds in dict.fromkeys((self.floor_seconds, FLOOR_SECONDS)):
+            if self.best() is None:
+                floor = lowest(self.step, seconds)
+                self.offer(self.evaluator.draft(floor.ops))
 
     def _insist(self) -> None:
         """Look for a first plan beyond the time limit.
@@ -218,6 +237,8 @@ class Search:
             self.greedy(share)
             if self.is_close():
                 return
+            if self.best() is None and self.is_large:
+                return  # what does not fit goes no lower either
         self.prove(0.4)
 
     def _baseline_is_least(self) -> bool:
@@ -241,12 +262,11 @@ class Search:
         if len(self.step.ops) > EXACT_OPS:
             return
         with self.effort.aside(self.exact_seconds):
-            while not self.effort.is_over():
+            while not self.effort.is_over() and not self.proven_bytes:
                 lowest = min(d.peak_bytes for d in self.drafts)
                 exact = ExactSearch(self.problem, lowest - 1.0)
                 found = exact.run(self.effort, most_states=MOST_STATES)
-                if not found.is_feasible:
-                    self.proven_bytes = lowest
+                self.proven_bytes = 0.0 if found.is_feasible else lowest
                 if found.sequence is None:
                     break
                 self.offer(self.evaluator.draft(found.sequence))
@@ -263,45 +283,38 @@ class Search:
 
     def refine(self) -> None:
         """Raise the bound by larger programs where it leaves much open."""
-        if self.step.turn < 0 or len(self.step.ops) > GUIDED_OPS or not self._is_far():
+        is_far = self._unproven() >= WORTH_REFINING
+        if self.step.turn < 0 or len(self.step.ops) > GUIDED_OPS or not is_far:
             return
         given = self.problem, self.budget, self._moments(), self.effort
         moments = self.chosen or [self.step.turn]
         with self.effort.aside(self.refine_seconds + self.effort.seconds_left()):
-            for whole in (False, True)[: 2 if len(self.step.ops) <= WHOLE_OPS else 1]:
+            for whole in (False,) if self.is_large else (False, True):
                 with self.effort.section(1.0 if whole else 0.4):
                     found, moments = refined_seconds(
                         *given, moments=moments, whole=whole
                     )
                 self.proven = max(self.proven, found)
 
-    def _is_far(self) -> bool:
-        """Whether much of the best draft's extra time is not proven necessary."""
+    def _unproven(self) -> float:
+        """The best draft's time that is not proven necessary, as a share; or nan."""
         best = self.best()
-        least = max(self.proven, self.needed_seconds)
-        worth = WORTH_REFINING * self.step.baseline_seconds
-        return best is not None and best.seconds - least >= worth
+        if best is None:
+            return np.nan
+        open_seconds = best.seconds - max(self.proven, self.needed_seconds)
+        return open_seconds / max(self.step.baseline_seconds, 1e-30)
 
     def is_close(self) -> bool:
         """Whether the best draft is within `CLOSE_ENOUGH` of the bound."""
-        best = self.best()
-        if best is None:
-            return False
-        least = max(self.proven, self.needed_seconds)
-        return best.seconds - least <= CLOSE_ENOUGH * self.step.baseline_seconds
+        return self._unproven() <= CLOSE_ENOUGH
 
     def guide(self, share: float) -> None:
         """Start from what a linear program would hold at the turn and at the peaks."""
         if self.step.turn < 0 or len(self.step.ops) > GUIDED_OPS:
             return
         found: list[Draft] = []
-        moments = guided(
-            self.problem,
-            self._target(share),
-            self.effort,
-            offer=found.append,
-            first_moment=self.step.turn,
-        )
+        given = self.problem, self._target(share), self.effort
+        moments = guided(*given, offer=found.append, first_moment=self.step.turn)
         self.moments.update(moments)
         # The last knows most moments; once it fits, the others are soon given up.
         for draft in reversed(found):
@@ -339,9 +352,7 @@ class Search:
 
     def improve(self, *, goal: float = 0.0) -> None:
         """Offer ever better drafts until the effort is spent, or bound or goal met."""
-        best = self.best()
-        assert best is not None
-        current = best
+        current = best = self._fastest()
         share = HEAT + 0.5 / len(self.step.ops)
         for k in range(SLICES):
             if self.effort.is_over():
@@ -365,25 +376,14 @@ class Search:
         """
         starts = [self.evaluator.draft(ops) for ops in self.found_by_others]
         if starts:
-            sink(
-                self.problem,
-                min(starts, key=lambda d: (d.peak_bytes, d.seconds)),
-                self.effort,
-                offer=self.offer,
-                best=min(self.drafts, key=lambda d: d.peak_bytes),
-            )
+            start = min(starts, key=lambda d: (d.peak_bytes, d.seconds))
+            best = min(self.drafts, key=lambda d: d.peak_bytes)
+            sink(self.problem, start, self.effort, offer=self.offer, best=best)
 
     def others(self, budget_bytes: int | None) -> None:
         """Start from what other planners find."""
-        best = self.best()
-        least = max(self.proven, self.needed_seconds)
-        gap = np.inf if best is None else best.seconds - least
-        starts = other_plans(
-            self.problem,
-            budget_bytes,
-            self.effort,
-            gap=gap / max(self.step.baseline_seconds, 1e-30),
-        )
+        gap = np.inf if self.best() is None else self._unproven()
+        starts = other_plans(self.problem, budget_bytes, self.effort, gap=gap)
         # On a small step they would take all the effort there is.
         is_small = len(self.step.ops) <= SMALL_OPS
         with self.effort.aside(1.0) if is_small else nullcontext():
@@ -402,14 +402,9 @@ class Search:
                     self.offer(self.raise_up(draft))
 
     def _moments(self) -> list[int]:
-        """Moments for the bound: the turn, then where the best draft is fullest."""
         draft = self.best() or min(self.drafts, key=lambda d: d.peak_bytes)
-        fullest = sorted(
-            first_runs(self.problem, draft), key=lambda p: (-draft.live[p], p)
-        )
         noted = [number for number, _ in self.moments.most_common(6)]
-        ordered = [self.step.turn, *noted, *(draft.ops[p] for p in fullest)]
-        return [i for i in dict.fromkeys(ordered) if i in self.problem.must_run]
+        return promising(self.problem, draft, noted)
 
     def plan(self, draft: Draft, budget: int | None) -> Plan:
         """The plan of a draft, with what is proven about it."""

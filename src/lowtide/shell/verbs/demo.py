@@ -40,11 +40,9 @@ def demo(
     from lowtide.reporting.report import report
 
     done = run_demo(wanted, steps, stage)
-    measured, name = (
-        {"baseline": done.baseline, "planned": done.planned},
-        "lowtide demo",
-    )
-    made = report(done.step, done.plan, measured, title=name, command=name)
+    name = "lowtide demo"
+    found = {"baseline": done.baseline, "planned": done.planned}, done.verification
+    made = report(done.step, done.plan, *found, title=name, command=name)
     frame.save(output, made.to_html())
     frame.result({**done.to_dict(), "budget": wanted, "report": str(output)})
     _show(frame, done)
@@ -68,7 +66,11 @@ def _show(frame: SavingFrame, done: Demo) -> None:
     plain, planned = done.baseline, done.planned
     seen = (plain.rss_peak_bytes, planned.rss_peak_bytes)
     times = (planned.baseline_seconds, planned.seconds)
-    rows = [_row("peak, allocated", plain.peak_bytes, planned.peak_bytes, format_bytes)]
+    peaks = (plain.peak_bytes, planned.peak_bytes)
+    rows: list[tuple[str, ...]] = [
+        ("budget", "", format_bytes(done.plan.budget_bytes), ""),
+        _row("peak, allocated", *peaks, format_bytes),
+    ]
     if all(seen):
         rows.append(_row("peak, seen by the system", *seen, format_bytes))
     rows.append(_row("time of a step", *times, format_seconds))
