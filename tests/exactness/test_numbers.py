@@ -11,8 +11,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._subclasses import FakeTensorMode
+from torch.utils import _pytree as pytree
 
 import lowtide
+from lowtide.engine.capture import layouts
 from lowtide.engine.capture.eager import tracing_as_eager
 from tests.exactness.ops import difference
 
@@ -379,3 +382,77 @@ def test_a_backward_under_autocast_is_cast_as_eager(inside: bool) -> None:
         return {name: p.grad for name, p in m.named_parameters()}
 
     assert not difference(train(model), train(plain))
+
+
+class Across(nn.Module):
+    """Sequences whose features are normalised where channels of images would be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(48)
+        self.out = nn.Linear(48, 11)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.norm(x.transpose(1, 2)).transpose(1, 2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_transposed_batch_norm_is_followed_by_what_eager_runs(dtype) -> None:
+    # Its result is contiguous, so the layer behind it is a product and then a sum.
+    x = torch.randn(4, 32, 48).to(dtype).requires_grad_()
+    assert_as_eager(Across().to(dtype), lambda m: m(x).float().logsumexp(-1).mean())
+
+
+def _norm_arguments(x: torch.Tensor) -> tuple[Any, ...]:
+    ones, zeros = torch.ones(x.shape[1]), torch.zeros(x.shape[1])
+    return x, ones, zeros, zeros.clone(), zeros.clone(), True, 0.1, 1e-5
+
+
+def _norm_backward(g: torch.Tensor, x: torch.Tensor) -> tuple[Any, ...]:
+    ones = torch.ones(x.shape[1])
+    return g, x, ones, ones, ones, ones, ones, True, 1e-5, [True] * 3
+
+
+aten = torch.ops.aten
+LAYOUTS: dict[Any, Callable[[torch.Tensor, torch.Tensor], tuple[Any, ...]]] = {
+    aten.native_batch_norm.default: lambda g, x: _norm_arguments(x),
+    aten._native_batch_norm_legit.default: lambda g, x: _norm_arguments(x),
+    aten._native_batch_norm_legit_functional.default: lambda g, x: _norm_arguments(x),
+    aten._native_batch_norm_legit.no_stats: lambda g, x: (
+        *_norm_arguments(x)[:3],
+        *_norm_arguments(x)[5:],
+    ),
+    aten.native_batch_norm_backward.default: _norm_backward,
+    aten.log_sigmoid_forward.default: lambda g, x: (x,),
+    aten.native_layer_norm_backward.default: lambda g, x: (
+        *(g, x, x.shape[-1:]),
+        *(torch.zeros(*x.shape[:-1], 1), torch.ones(*x.shape[:-1], 1)),
+        *(torch.ones(x.shape[-1]), torch.zeros(x.shape[-1])),
+        [True] * 3,
+    ),
+    aten.mse_loss_backward.default: lambda g, x: (torch.ones(()), x, g, 1),
+    aten.smooth_l1_loss_backward.default: lambda g, x: (torch.ones(()), x, g, 1, 1.0),
+    aten.huber_loss_backward.default: lambda g, x: (torch.ones(()), x, g, 1, 1.0),
+    aten._log_softmax_backward_data.default: lambda g, x: (g, x, 1, torch.float32),
+}
+
+
+@pytest.mark.parametrize("op", LAYOUTS, ids=str)
+@pytest.mark.parametrize("layout", ["transposed", "contiguous", "channels_last"])
+def test_results_are_described_as_kernels_lay_them_out(op, layout) -> None:
+    assert {*LAYOUTS} == {*layouts._CONTIGUOUS, *layouts._LIKE_IMAGES}
+    x = torch.randn(3, 4, 5, 6)
+    x = {
+        "transposed": x.transpose(1, 2).contiguous().transpose(1, 2),
+        "contiguous": x,
+        "channels_last": x.to(memory_format=torch.channels_last),
+    }[layout]
+    arguments = LAYOUTS[op](torch.ones_like(x), x)
+    with FakeTensorMode() as mode, tracing_as_eager():
+        fakes = pytree.tree_map_only(torch.Tensor, mode.from_tensor, arguments)
+        foreseen = op(*fakes)
+    made = op(*arguments)
+    pairs = zip(pytree.tree_leaves(made), pytree.tree_leaves(foreseen), strict=True)
+    assert [m.stride() for m, _ in pairs if m.numel() > 1] == [
+        f.stride() for f in pytree.tree_leaves(foreseen) if f.numel() > 1
+    ]

@@ -113,7 +113,7 @@ class Planning:
         self.foreseen: list[tuple[Unpriced, int]] = []
         self.agreement = Agreement(self.modules)
         self.counts_found_optimizer = True
-        self.least_bytes = 0
+        self.least_bytes = self.seen_bytes = 0
         self.began = time.perf_counter()
         self.start_anew()
 
@@ -123,7 +123,7 @@ class Planning:
         self.steps: list[StepGraph] = []
         self.bare: StepGraph | None = None
         self.families: dict[int, Family] = {}
-        self.largest_bytes = 0
+        self.largest_bytes = self.seen_bytes
         self.promised_bytes = self.allowed_bytes = 0
         self.route = Route()
         self.forwards_before = self.watch.forwards
@@ -255,8 +255,8 @@ class Planning:
         self.outside = outside
         if self.bare is None:
             return False
-        plan = self.plans[-1]
-        step = with_outside(self.bare, outside)
+        plan, step = self.plans[-1], with_outside(self.bare, outside)
+        self.seen_bytes = max(self.seen_bytes, step.eager_peak_bytes)
         limit = to_bytes(self.settings.budget, baseline_bytes=step.eager_peak_bytes)
         peak = make_plan(step, plan.schedule, planner=plan.planner).peak_bytes
         return peak > limit or (plan.overhead > 0.001 and peak < 0.98 * limit)

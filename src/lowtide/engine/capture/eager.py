@@ -40,6 +40,7 @@ from torch.fx.experimental import proxy_tensor
 
 from lowtide.engine.capture import gaps, recurrent
 from lowtide.engine.capture.formulas import opaque_where_values_decide
+from lowtide.engine.capture.layouts import layouts_of_eager
 from lowtide.engine.capture.prod import product
 from lowtide.engine.draws import masking_scale
 from lowtide.engine.seam import saving_as_it_comes
@@ -90,6 +91,7 @@ def tracing_as_eager(arrival: Arrival = AS_OUTPUTS) -> Iterator[None]:
     autocast = [{"device_type": d, "dtype": t} for d, t in arrival.autocast]
     changes = (
         _kernels_of_eager(),
+        layouts_of_eager(),
         opaque_where_values_decide(),
         config.patch(backward_pass_autocast=autocast or "off"),
         # Eager draws random numbers also for what nobody uses then.
