@@ -238,6 +238,15 @@ def _limits(rows: list[dict[str, Any]]) -> Lines:
         )
 
 
+def _first_step(rows: dict[str, dict[str, Any]]) -> Lines:
+    yield "| model | first start, s | second start | aot_eager | second of aot_eager |"
+    yield "|---|---|---|---|---|"
+    for name, row in rows.items():
+        ways = ("first", "second", "aot_eager")
+        taken = " | ".join(f"{row[f'{way}_seconds']:.1f}" for way in ways)
+        yield f"| {name} | {taken} | {row['second_ratio_seconds']:.2f} |"
+
+
 def _hf_gpt2(rows: list[dict[str, Any]]) -> Lines:
     yield (
         "| step | ledger MiB | of eager's | predicted | system MiB | time over eager |"
@@ -439,6 +448,7 @@ _TABLES: dict[str, tuple[str, Callable[[Any], Lines], str]] = {
     "limits": ("limits", _limits, _PLANNING),
     "against": ("against", _against, "Measured, but for the bound."),
     "hf_gpt2": ("hf_gpt2", _hf_gpt2, _MEASURED),
+    "first_step": ("first_step", _first_step, _MEASURED),
     "auto": ("auto", _auto, _PREDICTED),
     "exact": ("exact", _exact, _PREDICTED),
     "formulations": ("formulations", _formulations, _PREDICTED),
