@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import pickle
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +13,7 @@ from lowtide import planners
 from lowtide.errors import InvalidArgumentError, MissingPackageError, OutputError
 from lowtide.reporting.export import FORMS, chrome_trace, policies, policy_file
 from lowtide.reporting.snapshot import snapshot
+from lowtide.step.graph import FOLDED
 from tests.graphs import GRAPHS, chain, random_dag
 from tests.report_steps import dropping, everything, gpt
 
@@ -154,6 +156,15 @@ def test_tags_say_what_the_plan_keeps():
     assert saved == makers
     names = [op.name for op in step.ops if op.phase == "forward" and not op.standby]
     assert [r["op"] for r in rows] == names
+
+
+def test_an_op_of_a_file_may_have_more_targets_than_names():
+    step = STEPS[0]
+    first = replace(step.ops[0], target=FOLDED.join(["a", "b"]))
+    step = replace(step, ops=(first, *step.ops[1:]))
+    rows = policies(step, planners.load("recompute_all").plan(step))
+    assert rows[0]["op"] == first.name
+    assert rows[0]["target"] == first.target
 
 
 def test_the_policy_file_drives_torchs_selective_form():

@@ -166,6 +166,8 @@ def _parts(step: StepGraph, op: Op) -> list[tuple[str, str, set[int]]]:
     What the last one makes has its name; all else comes from the first.
     """
     names, targets = op.name.split(FOLDED), op.target.split(FOLDED)
+    if len(names) != len(targets):  # in a file; names are free
+        names, targets = [op.name], [op.target]
     last = {s for s in op.writes if step.storages[s].name == names[-1]}
     if len(names) == 1:
         last = set(op.writes)
