@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -135,8 +136,7 @@ def show_life() -> None:
     if not met() or _beating[-1:] == [_store()]:
         return
     _beating[:] = [_store()]
-    # A connection of its own: another thread may be waiting on the first one.
-    store, rank, pid = _store().clone(), torch.distributed.get_rank(), os.getpid()
+    store, rank, pid = _connection(), torch.distributed.get_rank(), os.getpid()
 
     over = threading.Event()
 
@@ -172,6 +172,18 @@ def met() -> bool:
 def _store() -> Any:
     # NOTE(torch>=2.13): the store that the processes met at has no public name.
     return torch.distributed.distributed_c10d._get_default_store()
+
+
+def _connection() -> Any:
+    """A connection of its own to the store: another thread may wait on the first one."""
+    with _at_store() as store:
+        patience = store.timeout
+        # Whoever has the store may be gone already, and minutes would be waited for it.
+        store.set_timeout(timedelta(seconds=_SILENCE))
+        try:
+            return store.clone()
+        finally:
+            store.set_timeout(patience)
 
 
 @contextmanager

@@ -42,9 +42,9 @@ def main() -> None:
     torch.manual_seed(0)
     model = Net(case if is_unlucky else "")
     wrapper = DistributedDataParallel(model)
-    lowtide.optimize(wrapper, budget="1 MiB", planner="recompute_all")
     said: dict[str, Any] = {"rank": dist.get_rank()}
     try:
+        lowtide.optimize(wrapper, budget="1 MiB", planner="recompute_all")
         for number in range(4):
             if is_unlucky and case == f"killed in step {number}":
                 os.kill(os.getpid(), signal.SIGKILL)
