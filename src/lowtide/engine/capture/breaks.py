@@ -45,6 +45,7 @@ from torch._dynamo.variables.iter import DictValuesIterator
 from torch._dynamo.variables.misc import GetAttrVariable
 from torch.nn import functional as F
 
+from lowtide.engine.capture.questions import QUESTIONS, is_told_no
 from lowtide.engine.seam import COMPARE
 
 _STATE = threading.local()
@@ -110,7 +111,9 @@ _SPARSE: dict[Any, inspect.Signature] = {
 }
 
 
-def _call_strided(function: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+def _call_as_eager(function: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+    if function.value in QUESTIONS and is_told_no(tx):
+        return ConstantVariable.create(False)
     signature = _SPARSE.get(function.value) if callable(function.value) else None
     if signature is not None and getattr(_STATE, "is_ours", False):
         sparse = signature.bind(*args, **kwargs).arguments.get("sparse")
@@ -136,7 +139,7 @@ def _make_rest_of_values(values: Any, codegen: Any) -> None:
     codegen.extend_output(create_call_function(1, False))
 
 
-TorchInGraphFunctionVariable.call_function = _call_strided  # type: ignore[method-assign]
+TorchInGraphFunctionVariable.call_function = _call_as_eager  # type: ignore[method-assign]
 DictValuesIterator.reconstruct = _make_rest_of_values  # type: ignore[method-assign]
 setattr(TensorVariable, COMPARE, _compare_with_draw)
 GetAttrVariable.call_method = _call_on_attribute  # type: ignore[method-assign]
