@@ -39,7 +39,11 @@ from torch._dynamo.convert_frame import CatchErrorsWrapper
 from torch._dynamo.eval_frame import skip_code
 from torch._dynamo.exc import unimplemented
 from torch._dynamo.symbolic_convert import InstructionTranslatorBase
-from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
+from torch._dynamo.types import (
+    ConvertFrameReturn,
+    FrameAction,  # pyright: ignore[reportPrivateImportUsage]
+    FrameExecStrategy,  # pyright: ignore[reportPrivateImportUsage]
+)
 from torch._dynamo.variables import (
     ConstantVariable,
     TensorVariable,

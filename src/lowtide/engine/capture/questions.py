@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import _utils
 from torch._dynamo.exc import Unsupported, UserError
 from torch._dynamo.external_utils import is_compiling
 
@@ -35,8 +36,8 @@ QUESTIONS: frozenset[Any] = frozenset(
     {
         torch.compiler.is_compiling,
         torch.compiler.is_dynamo_compiling,
-        torch._utils.is_compiling,
         is_compiling,
+        _utils.is_compiling,
     }
 )
 _TORCH = f"{Path(torch.__file__).parent}/"
