@@ -236,7 +236,6 @@ class Planning:
                 )
                 self.least_bytes = error.floor_bytes
             elif self.settings.optimizer is None and self.optimizer is not None:
-                # Nobody named it.
                 self.counts_found_optimizer = False
                 warn(
                     f"{self.name}: the budget leaves no room for the optimizer: with "
@@ -308,6 +307,7 @@ class Planning:
             lambda step, limit: self.search(
                 step, limit, (1 if limit is None else 1 / 8) / len(steps)
             ),
+            is_same=self.in_flight > 1,
         )
         plans = [self.remember(*each) for each in zip(steps, plans, strict=True)]
         bares = [g.step if isinstance(g, Unpriced) else step_of(g) for g, _ in graphs]
