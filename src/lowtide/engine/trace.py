@@ -7,7 +7,6 @@ The user's code runs once more than in training, so it runs in a copy of the pro
 from __future__ import annotations
 
 import re
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -15,13 +14,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses import FakeTensor, FakeTensorMode
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-)
 from torch.utils import _pytree as pytree
 
 from lowtide.engine.aside import run_aside
+from lowtide.engine.capture.formulas import VALUES_DECIDE
 from lowtide.engine.capture.record import Recorder, Recording
 from lowtide.engine.compile import compiled
 from lowtide.engine.prepare import Unpriced, unpriced
@@ -29,7 +25,7 @@ from lowtide.engine.ranks import is_sharded
 from lowtide.engine.rewrite import keep_everything
 from lowtide.engine.training import Inputs, Loss
 from lowtide.engine.watch import Watch
-from lowtide.errors import CaptureError, LowtideError
+from lowtide.errors import CaptureError, LowtideError, causes_of, places_of
 
 
 def look(
@@ -76,13 +72,10 @@ def look(
     return run_aside(work)
 
 
-_VALUES_DECIDE = (DynamicOutputShapeException, DataDependentOutputException)
-
-
 def _failed_capture(error: Exception) -> CaptureError:
     """What went wrong, without the advice that torch wraps around it."""
     text = " ".join(str(error).split())
-    if isinstance(error, _VALUES_DECIDE):
+    if isinstance(error, VALUES_DECIDE):
         return CaptureError(
             f"values decide its shapes or its branches ({text})",
             fix="Keep shapes fixed, as with torch.where in place of a mask, or use "
@@ -95,21 +88,8 @@ def _failed_capture(error: Exception) -> CaptureError:
     return CaptureError(
         reason if len(reason) <= 400 else reason[:400] + " ...",
         fix="Check that loss(model(batch)).backward() runs without lowtide",
-        passed=tuple(_passed(error)),
+        passed=tuple(place for e in causes_of(error) for place in places_of(e)),
     )
-
-
-def _passed(error: BaseException) -> Iterator[tuple[str, int]]:
-    """Files and lines that an error passed through, its causes' included."""
-    seen: BaseException | None = error
-    while seen is not None:
-        for frame, line in traceback.walk_tb(seen.__traceback__):
-            yield frame.f_code.co_filename, line
-        # While torch compiles, the user's lines are in the text.
-        _, _, users = str(seen).partition("from user code:")
-        for file, line in re.findall(r'File "([^"]+)", line (\d+)', users):
-            yield file, int(line)
-        seen = seen.__cause__ or seen.__context__
 
 
 def _recording(
