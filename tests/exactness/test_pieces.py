@@ -416,3 +416,43 @@ def test_a_dry_run_that_fails_is_no_reason_to_plan_nothing(monkeypatch):
     call = lowtide.planned(net)
     assert call is not None
     assert call.watch.backwards >= 3
+
+
+def test_an_op_that_is_written_in_python_is_no_piece():
+    library = torch.library.Library("lowtide_tests", "FRAGMENT")
+    library.define("largest(Tensor x, int count) -> Tensor")
+    library.impl("largest", _largest, "CPU")
+
+    class Chooses(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = torch.tanh(self.first(x))
+            for count in (1, 2, 3):
+                torch._dynamo.graph_break()
+                chosen = torch.ops.lowtide_tests.largest(x, count)
+                x = x + x[chosen].sum(0)
+            return self.second(x).square().mean()
+
+    model, x = Chooses(), torch.randn(8, WIDTH)
+    model(x).backward()
+    wanted = [p.grad for p in model.parameters()]
+    model.zero_grad(set_to_none=True)
+    lowtide.optimize(model, budget="200%")
+    model(x).backward()
+    assert all(map(same_bits, wanted, (p.grad for p in model.parameters())))
+    call = lowtide.planned(model)
+    assert call is not None
+    assert call.watch.unplanned == 0
+
+
+def _largest(x: torch.Tensor, count: int) -> torch.Tensor:
+    """Each count would be a graph of its own."""
+    sums = (x * count).sum(1)
+    found = [0 * sums.argmax()]
+    for _ in range(count):
+        found.append(sums.argmax())
+        sums = sums.index_fill(0, found[-1], -float("inf"))
+    return torch.stack(found[1:])

@@ -33,7 +33,7 @@ from lowtide.engine.ranks import Agreement
 from lowtide.engine.rewrite import Orders, orders_of
 from lowtide.engine.shares import plans_by_share, with_updates
 from lowtide.engine.trace import look
-from lowtide.engine.training import Inputs, default_loss
+from lowtide.engine.training import Inputs
 from lowtide.engine.watch import Watch
 from lowtide.errors import (
     BudgetTooSmallError,
@@ -270,13 +270,13 @@ class Planning:
         if self.foreseen:
             return self.decide_by(*self.plan_foreseen())
         try:
-            seen = look(function, inputs, modules=self.modules, loss=default_loss)
+            answers = self.watch.answers
+            seen = look(function, inputs, modules=self.modules, answers=answers)
         except Exception as error:
             if isinstance(error, LowtideError) and not isinstance(error, CaptureError):
                 raise
-            # No loss was found in what the model returns, or its code looks at values.
-            # Then each graph is planned when it arrives, against what is held by then,
-            # and all of them together after the first step.
+            # No loss was found in the outputs, or values decide. Each graph is planned
+            # when it arrives, beside what is held, and all after the first step.
             log.info("no dry run: %r", error)
             self.watch.visits = {}
             return self.decide_next

@@ -18,12 +18,13 @@ from torch.utils import _pytree as pytree
 
 from lowtide.engine.aside import run_aside
 from lowtide.engine.capture.formulas import VALUES_DECIDE
+from lowtide.engine.capture.questions import Answers, Place
 from lowtide.engine.capture.record import Recorder, Recording
 from lowtide.engine.compile import compiled
 from lowtide.engine.prepare import Unpriced, unpriced
 from lowtide.engine.ranks import is_sharded
 from lowtide.engine.rewrite import keep_everything
-from lowtide.engine.training import Inputs, Loss
+from lowtide.engine.training import Inputs, Loss, default_loss
 from lowtide.engine.watch import Watch
 from lowtide.errors import CaptureError, LowtideError, causes_of, places_of
 
@@ -33,15 +34,17 @@ def look(
     inputs: Inputs,
     *,
     modules: Sequence[nn.Module],
-    loss: Loss,
+    loss: Loss = default_loss,
     name: str = "step",
+    answers: Answers | None = None,
 ) -> list[tuple[Unpriced, int]]:
     """What `loss(function(...)).backward()` does, seen on fake tensors.
 
     That is one step of all its graphs, which runs once. If a graph runs several times,
     all its runs share one order of ops, which a schedule cannot say: then it is each
     graph as a step of its own, and how often it runs. Nothing is computed here, and
-    nothing changes that the step would change.
+    nothing changes that the step would change but `answers`, to what code is to be told
+    that asks whether it is being compiled.
 
     Raises:
         CaptureError: there is no loss to differentiate, or the step cannot run without
@@ -53,9 +56,14 @@ def look(
             fix="Use lowtide.optimize, which plans such a model piece by piece",
         )
 
-    def work() -> list[tuple[Unpriced, int]]:
+    answers = answers or Answers()
+
+    def record() -> Recording:
+        return _recording(function, inputs, modules, loss, answers)
+
+    def work() -> tuple[set[Place], list[tuple[Unpriced, int]]]:
         try:
-            recording = _recording(function, inputs, modules, loss)
+            recording = answers.capture(record, _VALUES_DECIDE)
         except LowtideError:
             raise
         except Exception as error:
@@ -66,10 +74,12 @@ def look(
                 fix="Use lowtide.optimize, which runs what cannot be captured as it is",
             )
         if max(recording.visits.values()) == 1:
-            return [(unpriced(recording, name=name), 1)]
-        return [(unpriced(p), recording.visits[id(p)]) for p in recording.pieces]
+            return answers.yes, [(unpriced(recording, name=name), 1)]
+        visits = recording.visits
+        return answers.yes, [(unpriced(p), visits[id(p)]) for p in recording.pieces]
 
-    return run_aside(work)
+    answers.yes, seen = run_aside(work)
+    return seen
 
 
 def _failed_capture(error: Exception) -> CaptureError:
@@ -97,11 +107,12 @@ def _recording(
     inputs: Inputs,
     modules: Sequence[nn.Module],
     loss: Loss,
+    answers: Answers,
 ) -> Recording:
     """Run the step on fakes, which replace parameters and buffers meanwhile."""
     mode = _fake_mode(modules, inputs)
     recorder = Recorder()
-    watch = Watch(around=recorder.visit)
+    watch = Watch(around=recorder.visit, answers=answers)
     with _faked(modules, mode), mode:
         fakes: Inputs = pytree.tree_map(lambda v: _fake(v, mode), inputs)
         call = compiled(function, keep_everything, watch, fullgraph=False)
