@@ -63,7 +63,7 @@ def look(
 
     def work() -> tuple[set[Place], list[tuple[Unpriced, int]]]:
         try:
-            recording = answers.capture(record, _VALUES_DECIDE)
+            recording = answers.capture(record, VALUES_DECIDE)
         except LowtideError:
             raise
         except Exception as error:
