@@ -6,6 +6,7 @@ The user's code runs once more than in training, so it runs in a copy of the pro
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,6 +28,8 @@ from lowtide.engine.rewrite import keep_everything
 from lowtide.engine.training import Inputs, Loss, default_loss
 from lowtide.engine.watch import Watch
 from lowtide.errors import CaptureError, LowtideError, causes_of, places_of
+
+log = logging.getLogger("lowtide.run")
 
 
 def look(
@@ -58,8 +61,18 @@ def look(
 
     answers = answers or Answers()
 
-    def record() -> Recording:
-        return _recording(function, inputs, modules, loss, answers)
+    def record(fullgraph: bool = False) -> Recording:
+        return _recording(function, inputs, modules, loss, answers, fullgraph)
+
+    def record_told_otherwise(seen: Recording) -> Recording:
+        """One graph, if what code asks is all that cuts it; else what was seen."""
+        told = set(answers.yes)
+        try:
+            return record(fullgraph=True)
+        except Exception as error:
+            log.info("it is several graphs: %s", error)
+            answers.yes = told
+            return seen
 
     def work() -> tuple[set[Place], list[tuple[Unpriced, int]]]:
         try:
@@ -68,6 +81,8 @@ def look(
             raise
         except Exception as error:
             raise _failed_capture(error) from None
+        if len(recording.pieces) != 1 and answers.asked:
+            recording = record_told_otherwise(recording)
         if not recording.pieces:
             raise CaptureError(
                 "torch.compile captured nothing of it",
@@ -108,6 +123,7 @@ def _recording(
     modules: Sequence[nn.Module],
     loss: Loss,
     answers: Answers,
+    fullgraph: bool,
 ) -> Recording:
     """Run the step on fakes, which replace parameters and buffers meanwhile."""
     mode = _fake_mode(modules, inputs)
@@ -115,7 +131,7 @@ def _recording(
     watch = Watch(around=recorder.visit, answers=answers)
     with _faked(modules, mode), mode:
         fakes: Inputs = pytree.tree_map(lambda v: _fake(v, mode), inputs)
-        call = compiled(function, keep_everything, watch, fullgraph=False)
+        call = compiled(function, keep_everything, watch, fullgraph=fullgraph)
         with recorder:
             result = loss(fakes.call(call))
             _check_loss(result)
