@@ -15,6 +15,7 @@ from torch.nn import functional as F
 import lowtide
 from lowtide.engine import planning, rewrite
 from lowtide.engine.bits import same_bits
+from lowtide.errors import LowtideWarning
 
 WIDTH = 16
 
@@ -456,3 +457,29 @@ def _largest(x: torch.Tensor, count: int) -> torch.Tensor:
         found.append(sums.argmax())
         sums = sums.index_fill(0, found[-1], -float("inf"))
     return torch.stack(found[1:])
+
+
+def test_a_graph_that_comes_later_and_cannot_be_planned_runs_as_it_is(monkeypatch):
+    model = Branch()
+    nn.init.constant_(model.first.bias, 3.0)
+    x = torch.randn(4, WIDTH)
+    lowtide.optimize(model, budget="200%")
+    for _ in range(3):
+        model(x).backward()
+        model.zero_grad(set_to_none=True)
+    call = lowtide.planned(model)
+    assert call is not None
+    monkeypatch.setattr(planning.Planning, "plan_next", _fails)
+    num_left = len(call.watch.left)
+    with pytest.warns(LowtideWarning):
+        model(x - 100 * torch.sign(model.first.weight.sum(0))).backward()
+    found = [p.grad for p in model.parameters()]
+    model = lowtide.restore(model)
+    model.zero_grad(set_to_none=True)
+    model(x - 100 * torch.sign(model.first.weight.sum(0))).backward()
+    assert all(map(same_bits, found, (p.grad for p in model.parameters())))
+    assert "no plan today" in " ".join(call.watch.left[num_left:])
+
+
+def _fails(*_: object) -> None:
+    raise ValueError("no plan today")

@@ -16,7 +16,7 @@ from lowtide import planners
 from lowtide.engine.capture.piece import Piece
 from lowtide.engine.capture.shapes import ResizedError
 from lowtide.engine.capture.step import step_of
-from lowtide.engine.costs.optimizer import optimizer_of
+from lowtide.engine.costs.living import optimizer_of
 from lowtide.engine.family import Family
 from lowtide.engine.notices import announce, warn
 from lowtide.engine.outside import Outside
@@ -39,7 +39,6 @@ from lowtide.errors import (
     BudgetTooSmallError,
     CaptureError,
     LowtideError,
-    PlanMismatchError,
 )
 from lowtide.step.format import format_bytes
 from lowtide.step.graph import StepGraph
@@ -324,14 +323,11 @@ class Planning:
         def decide(piece: Piece) -> Orders:
             fingerprint = step_of(piece).fingerprint
             arrived[fingerprint] += 1
-            plan = known.get(fingerprint, plans[0])
-            try:
-                return orders_of(plan, piece, arrived[fingerprint] - 1)
-            except PlanMismatchError as error:
-                if self.given is not None:
-                    raise
-                log.info("a graph that was not foreseen: %s", error)
+            if fingerprint not in known and self.given is None:
+                log.info("a graph of %d ops was not foreseen", len(piece.ops))
                 return self.decide_next(piece)
+            plan = known.get(fingerprint, plans[0])
+            return orders_of(plan, piece, arrived[fingerprint] - 1)
 
         return decide
 
