@@ -31,6 +31,7 @@ from lowtide.errors import (
     VerificationError,
 )
 from lowtide.step.plan import Run
+from tests.exactness.models import assert_same_bits
 
 EASY = {"budget": "1 GiB", "planner": "recompute_all"}
 
@@ -59,13 +60,7 @@ def agree(
             run(each)
             states.append(torch.get_rng_state())
         assert torch.equal(*states)
-        for (name, p), q in zip(
-            model.named_parameters(), plain.parameters(), strict=True
-        ):
-            assert (p.grad is None) == (q.grad is None), name
-            assert p.grad is None or same_bits(p.grad, q.grad), name
-        for (name, b), c in zip(model.named_buffers(), plain.buffers(), strict=True):
-            assert same_bits(b, c), name
+        assert_same_bits(model, plain)
         for each in (plain, model):
             if between is not None:
                 between(each)

@@ -75,6 +75,32 @@ def test_takes_the_path_of_eager(asks: Callable[[], bool], looks: bool) -> None:
     assert len(call.watch.answers.yes) == looks
 
 
+def is_traced_or_recorded() -> bool:
+    """As transformers ask; a torch without GPUs cannot answer it in a graph."""
+    try:
+        return torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing()
+    except Exception:
+        return False
+
+
+class AsksBetween(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(self.first(x))
+        if is_traced_or_recorded():
+            x = x.clone()
+        return self.second(x).square().mean()
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="it can be answered there")
+def test_a_question_that_cannot_be_captured_does_not_cut_the_graph() -> None:
+    model = AsksBetween()
+    assert len(lowtide.profile(model, torch.randn(8, 32), how="estimate").pieces) == 1
+
+
 def test_profile_asks_for_no_values_either() -> None:
     torch.manual_seed(0)
     step = lowtide.profile(

@@ -6,8 +6,8 @@ The user's code runs once more than in training, so it runs in a copy of the pro
 
 from __future__ import annotations
 
+import logging
 import re
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -15,13 +15,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses import FakeTensor, FakeTensorMode
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-)
 from torch.utils import _pytree as pytree
 
 from lowtide.engine.aside import run_aside
+from lowtide.engine.capture.formulas import VALUES_DECIDE
 from lowtide.engine.capture.questions import Answers, Place
 from lowtide.engine.capture.record import Recorder, Recording
 from lowtide.engine.compile import compiled
@@ -30,7 +27,9 @@ from lowtide.engine.ranks import is_sharded
 from lowtide.engine.rewrite import keep_everything
 from lowtide.engine.training import Inputs, Loss, default_loss
 from lowtide.engine.watch import Watch
-from lowtide.errors import CaptureError, LowtideError
+from lowtide.errors import CaptureError, LowtideError, causes_of, places_of
+
+log = logging.getLogger("lowtide.run")
 
 
 def look(
@@ -62,16 +61,28 @@ def look(
 
     answers = answers or Answers()
 
-    def record() -> Recording:
-        return _recording(function, inputs, modules, loss, answers)
+    def record(fullgraph: bool = False) -> Recording:
+        return _recording(function, inputs, modules, loss, answers, fullgraph)
+
+    def record_told_otherwise(seen: Recording) -> Recording:
+        """One graph, if what code asks is all that cuts it; else what was seen."""
+        told = set(answers.yes)
+        try:
+            return record(fullgraph=True)
+        except Exception as error:
+            log.info("it is several graphs: %s", error)
+            answers.yes = told
+            return seen
 
     def work() -> tuple[set[Place], list[tuple[Unpriced, int]]]:
         try:
-            recording = answers.capture(record, _VALUES_DECIDE)
+            recording = answers.capture(record, VALUES_DECIDE)
         except LowtideError:
             raise
         except Exception as error:
             raise _failed_capture(error) from None
+        if len(recording.pieces) != 1 and answers.asked:
+            recording = record_told_otherwise(recording)
         if not recording.pieces:
             raise CaptureError(
                 "torch.compile captured nothing of it",
@@ -86,13 +97,10 @@ def look(
     return seen
 
 
-_VALUES_DECIDE = (DynamicOutputShapeException, DataDependentOutputException)
-
-
 def _failed_capture(error: Exception) -> CaptureError:
     """What went wrong, without the advice that torch wraps around it."""
     text = " ".join(str(error).split())
-    if isinstance(error, _VALUES_DECIDE):
+    if isinstance(error, VALUES_DECIDE):
         return CaptureError(
             f"values decide its shapes or its branches ({text})",
             fix="Keep shapes fixed, as with torch.where in place of a mask, or use "
@@ -105,21 +113,8 @@ def _failed_capture(error: Exception) -> CaptureError:
     return CaptureError(
         reason if len(reason) <= 400 else reason[:400] + " ...",
         fix="Check that loss(model(batch)).backward() runs without lowtide",
-        passed=tuple(_passed(error)),
+        passed=tuple(place for e in causes_of(error) for place in places_of(e)),
     )
-
-
-def _passed(error: BaseException) -> Iterator[tuple[str, int]]:
-    """Files and lines that an error passed through, its causes' included."""
-    seen: BaseException | None = error
-    while seen is not None:
-        for frame, line in traceback.walk_tb(seen.__traceback__):
-            yield frame.f_code.co_filename, line
-        # While torch compiles, the user's lines are in the text.
-        _, _, users = str(seen).partition("from user code:")
-        for file, line in re.findall(r'File "([^"]+)", line (\d+)', users):
-            yield file, int(line)
-        seen = seen.__cause__ or seen.__context__
 
 
 def _recording(
@@ -128,6 +123,7 @@ def _recording(
     modules: Sequence[nn.Module],
     loss: Loss,
     answers: Answers,
+    fullgraph: bool,
 ) -> Recording:
     """Run the step on fakes, which replace parameters and buffers meanwhile."""
     mode = _fake_mode(modules, inputs)
@@ -135,7 +131,7 @@ def _recording(
     watch = Watch(around=recorder.visit, answers=answers)
     with _faked(modules, mode), mode:
         fakes: Inputs = pytree.tree_map(lambda v: _fake(v, mode), inputs)
-        call = compiled(function, keep_everything, watch, fullgraph=False)
+        call = compiled(function, keep_everything, watch, fullgraph=fullgraph)
         with recorder:
             result = loss(fakes.call(call))
             _check_loss(result)

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 from torch import _utils
-from torch._dynamo.exc import Unsupported, UserError
+from torch._dynamo.exc import TorchRuntimeError, Unsupported, UserError
 from torch._dynamo.external_utils import is_compiling
 
 from lowtide.engine.notices import warn
@@ -98,7 +98,7 @@ class Answers:
 
 
 # Where a graph ends if it must not.
-BREAKS = (Unsupported, UserError)
+BREAKS = (Unsupported, UserError, TorchRuntimeError)
 
 
 def is_told_no(tx: Any) -> bool:
