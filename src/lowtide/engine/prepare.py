@@ -199,7 +199,7 @@ def _surrounded(
     step = _with_resident(step, name, "parameter", elsewhere)
     step = _with_resident(step, "optimizer state", "optimizer_state", update.state)
     step = _with_resident(step, "gradients from before", "gradient", before)
-    buckets = bucket_bytes(modules)
+    buckets = bucket_bytes()
     step = _with_resident(step, "buckets of gradients", "gradient", buckets)
     step = _with_outside_loss(step)
     if not update.temporaries or any(op.spends for op in step.ops):
