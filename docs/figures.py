@@ -338,7 +338,8 @@ def _auto(history: list[dict[str, Any]]) -> Lines:
     run = next((entry for entry in reversed(history) if "device" in entry), None)
     if run is None:
         return
-    names = {"0.5": "50 %", "0.4": "40 %", "0.3": "30 %", "lowest": "lowest"}
+    names = {"0.5": "50 %", "0.4": "40 %", "0.3": "30 %"}
+    names |= {"as then": "as then", "lowest": "lowest"}
     heads = [names.get(key, f"{key} above") for key in run["steps"][0]["cells"]]
     yield f"| model | ops | {' | '.join(heads)} | lowest at | proven least |"
     yield "|---" * (len(heads) + 4) + "|"

@@ -7,6 +7,9 @@ what to do. The facts are attributes as well, so that programs need not read the
 from __future__ import annotations
 
 import math
+import re
+import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -312,6 +315,29 @@ def fitting(num_bytes: int) -> str:
     if num_bytes < 2**20:
         return f"{num_bytes}B"
     return f"{math.ceil(10 * num_bytes / 2**20) / 10:.1f}MiB"
+
+
+def causes_of(error: BaseException) -> Iterator[BaseException]:
+    """The error, what caused it, what caused that."""
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        yield link
+        link = link.__cause__ or link.__context__
+
+
+def places_of(error: BaseException) -> Iterator[tuple[str, int]]:
+    """Files and lines that an error itself passed through, without its causes.
+
+    While torch compiles, the user's lines are in the text.
+    """
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        yield frame.f_code.co_filename, line
+    yield from getattr(error, "passed", ())
+    _, _, users = str(error).partition("from user code:")
+    for file, line in re.findall(r'File "([^"]+)", line (\d+)', users):
+        yield file, int(line)
 
 
 def _sentence(text: str) -> str:

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from lowtide import models
+from lowtide.engine.bits import same_bits
 
 Build = Callable[[], tuple[nn.Module, list[Any], Callable[[Any], torch.Tensor] | None]]
 
@@ -31,6 +32,15 @@ def case(function: Build) -> Build:
     """Register a case under the function's name."""
     CASES.append(Case(function.__name__, function))
     return function
+
+
+def assert_same_bits(model: nn.Module, plain: nn.Module) -> None:
+    """Gradients and buffers of both are the same, bit by bit."""
+    for (name, p), q in zip(model.named_parameters(), plain.parameters(), strict=True):
+        assert (p.grad is None) == (q.grad is None), name
+        assert p.grad is None or same_bits(p.grad, q.grad), name
+    for (name, b), c in zip(model.named_buffers(), plain.buffers(), strict=True):
+        assert same_bits(b, c), name
 
 
 def images(count: int = 3, *shape: int) -> list[torch.Tensor]:

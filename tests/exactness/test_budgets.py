@@ -220,6 +220,25 @@ def test_two_forwards_before_one_backward():
     assert keeps(budget, settled_peak(step, model, x))
 
 
+def test_microbatches_in_flight_share_the_budget():
+    # As a pipeline's first stage runs them: all forwards, then all backwards.
+    model, x = chain(256, 12), torch.randn(4, 256, 256)
+
+    def step() -> None:
+        outputs = [model(part) for part in x]
+        gradients = [torch.ones_like(y) for y in outputs]
+        while outputs:
+            outputs.pop(0).backward(gradients.pop(0))
+
+    plain = settled_peak(step, model, x, steps=1)
+    expected = [p.grad.clone() for p in model.parameters()]
+    budget = int(0.7 * plain)
+    lowtide.optimize(model, budget=budget)
+    assert keeps(budget, settled_peak(step, model, x))
+    grads = [p.grad for p in model.parameters()]
+    assert all(map(same_bits, grads, expected))
+
+
 class Checkpointed(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -14,7 +14,15 @@ import lowtide
 from lowtide.engine import prepare
 from lowtide.engine.bits import same_bits
 from lowtide.engine.embedding import add_gradient
-from lowtide.engine.head import Head, Layout, Loss, Parts, head_gradients, head_loss
+from lowtide.engine.head import (
+    Head,
+    Layout,
+    Loss,
+    Parts,
+    Read,
+    head_gradients,
+    head_loss,
+)
 from lowtide.step.forms import forms
 
 aten = torch.ops.aten
@@ -148,13 +156,14 @@ def test_parts_give_the_bits_of_the_whole(reduction: int, is_transposed: bool) -
     logs = (hidden @ matrix).log_softmax(1)
     whole = aten.nll_loss_forward(logs, target, None, reduction, 0)
     loss, parts = Loss(reduction, 0, torch.float32), Parts(32, 64)
-    found = head_loss(hidden, matrix, None, target, loss, parts)
+    read = Read(hidden, matrix, None, target)
+    found = head_loss(read, loss, parts)
     assert all(map(same_bits, found, whole))
     sent = torch.rand_like(whole[0])
     dense = aten.nll_loss_backward(sent, logs, target, None, reduction, 0, whole[1])
     of_logits = aten._log_softmax_backward_data(dense, logs, 1, torch.float32)
     of_matrix = of_logits.t() @ hidden
-    given = (sent, hidden, matrix, None, target, whole[1], loss, is_transposed)
+    given = (sent, read, whole[1], loss, is_transposed)
     made = head_gradients(*given, Parts(70, 300))
     assert same_bits(made[0], of_logits @ matrix.t())
     assert same_bits(made[1].t() if is_transposed else made[1], of_matrix)

@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import lowtide
-from lowtide.engine.bits import same_bits
 from lowtide.errors import NoTrainingGraphError
+from tests.exactness.models import assert_same_bits
 
 EASY = {"budget": "1 GiB", "planner": "recompute_all"}
 
@@ -34,13 +34,7 @@ def agree(model, run, *, steps=2, **options):
             run(each)
             states.append(torch.get_rng_state())
         assert torch.equal(*states)
-        for (name, p), q in zip(
-            model.named_parameters(), plain.parameters(), strict=True
-        ):
-            assert (p.grad is None) == (q.grad is None), name
-            assert p.grad is None or same_bits(p.grad, q.grad), name
-        for (name, b), c in zip(model.named_buffers(), plain.buffers(), strict=True):
-            assert same_bits(b, c), name
+        assert_same_bits(model, plain)
     return lowtide.planned(model)
 
 

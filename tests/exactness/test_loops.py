@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -21,6 +22,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import lowtide
+from lowtide.engine import planning
 from lowtide.engine.bits import same_bits
 from lowtide.errors import (
     BudgetTooSmallError,
@@ -29,6 +31,7 @@ from lowtide.errors import (
     VerificationError,
 )
 from lowtide.step.plan import Run
+from tests.exactness.models import assert_same_bits
 
 EASY = {"budget": "1 GiB", "planner": "recompute_all"}
 
@@ -57,13 +60,7 @@ def agree(
             run(each)
             states.append(torch.get_rng_state())
         assert torch.equal(*states)
-        for (name, p), q in zip(
-            model.named_parameters(), plain.parameters(), strict=True
-        ):
-            assert (p.grad is None) == (q.grad is None), name
-            assert p.grad is None or same_bits(p.grad, q.grad), name
-        for (name, b), c in zip(model.named_buffers(), plain.buffers(), strict=True):
-            assert same_bits(b, c), name
+        assert_same_bits(model, plain)
         for each in (plain, model):
             if between is not None:
                 between(each)
@@ -234,6 +231,37 @@ def test_code_of_the_users_runs_once_a_step(capfd: pytest.CaptureFixture[str]):
     assert all(map(same_bits, planned.seen, plain.seen))
 
 
+class Drawing(Small):
+    """Draws in Python and counts, in code that runs once more in a dry run."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.tanh(self.first(x))
+        h = self.between(h)
+        return self.second(h).square().sum()
+
+    @torch._dynamo.disable
+    def between(self, h: torch.Tensor) -> torch.Tensor:
+        self.seen = [*getattr(self, "seen", []), h.detach()]
+        return h * random.random() * float(np.random.rand())
+
+
+def test_a_dry_run_leaves_streams_and_lists_alone():
+    x, drawn = torch.randn(4, 8), []
+
+    def run(model: nn.Module) -> None:
+        random.seed(1)
+        np.random.seed(1)
+        model(x).backward()
+        drawn.append((random.random(), float(np.random.rand())))
+
+    model = Drawing()
+    call = agree(model, run, steps=3)
+    assert call.watch.graphs == 2  # both planned in a dry run, before anything ran
+    assert call.watch.backwards == 6
+    assert len(set(drawn)) == 1
+    assert [type(t) for t in model.seen] == [torch.Tensor] * 3
+
+
 def test_a_profile_leaves_the_streams_alone():
     random.seed(3)
     np.random.seed(3)
@@ -340,6 +368,33 @@ def test_what_changes_without_end_runs_unplanned():
             assert same_bits(p.grad, q.grad)
     assert len(seen) == 1
     assert "graph has changed 8 times" in seen[0]
+
+
+def test_a_planner_that_fails_is_said(monkeypatch, caplog):
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("a bug of ours")
+
+    monkeypatch.setattr(planning.Planning, "search", broken)
+    model, x = Small(), torch.randn(4, 8)
+    lowtide.optimize(model, budget="80%")
+    with pytest.warns(LowtideWarning, match="unplanned.*a bug of ours"):
+        model(x).backward()
+    assert model.first.weight.grad is not None
+    told = [r for r in caplog.records if r.name == "lowtide.run" and r.exc_info]
+    assert told[0].levelname == "ERROR"
+
+
+def test_what_a_plan_is_replaced_by_sets_it_free():
+    model, x = Heads(), torch.randn(4, 8)
+    lowtide.optimize(model, **EASY)
+    model(x)[0].sum().backward()
+    old = weakref.ref(lowtide.planned(model).steps[0])
+    for turn in (0, 1, 0, 1):
+        model.zero_grad()
+        model(x)[turn].sum().backward()
+    gc.collect()
+    assert lowtide.planned(model).steps[-1] is not old()
+    assert old() is None
 
 
 # Outputs.
@@ -534,7 +589,41 @@ class Sparse(nn.Module):
         return self.out(torch.tanh(self.table(rows))).sum()
 
 
+class Masking(nn.Module):
+    """Torch's own layers look at the values of a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Transformer(8, 2, 1, 1, 16, dropout=0.1, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(len(x))
+        return self.net(x[None], x[None], src_mask=mask, tgt_mask=mask).square().sum()
+
+
+class Gambling(Small):
+    """Python decides in a loop which layers run."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        chance = random.Random(len(x))
+        for _ in range(3):
+            if chance.random() < 0.5:
+                x = torch.tanh(self.first(x))
+        return self.second(x).square().sum()
+
+
+class Sloped(Small):
+    """A functorch transform inside."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        slope = torch.func.grad(lambda v: torch.tanh(self.first(v)).sum())
+        return self.second(slope(x)).square().sum()
+
+
 HARD: dict[str, Callable[[], nn.Module]] = {
+    "transformer with a mask": Masking,
+    "python draws in a loop": Gambling,
+    "functorch": Sloped,
     "a branch on a value": Branching,
     "an error that is caught": Caught,
     "prints in a loop": Talking,
@@ -692,12 +781,16 @@ def test_steps_can_be_checked_on_the_way(monkeypatch: pytest.MonkeyPatch):
         model(x)
 
 
-def test_inputs_that_change_behind_autograds_back_are_noticed():
+@pytest.mark.parametrize("what", ["input", "parameter"])
+def test_what_changes_behind_autograds_back_is_noticed(what: str):
     model = Small()
     lowtide.optimize(model, verify=1, **EASY)
     buffer = np.random.rand(4, 8).astype("float32")
     loss = model(torch.from_numpy(buffer))
-    buffer[:] = 0
+    if what == "input":
+        buffer[:] = 0
+    else:
+        model.first.weight.data.zero_()
     with pytest.raises(VerificationError, match="changed between"):
         loss.backward()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,19 @@ def test_time_outside_the_graphs_is_measured(
     assert spent is not None
     assert spent >= 0.05
     assert f"{format_seconds(spent)} outside the captured graphs" in caplog.text
+
+
+def test_one_line_tells_of_a_plan(
+    net: Net, batch: torch.Tensor, caplog: pytest.LogCaptureFixture
+) -> None:
+    lowtide.optimize(net, budget="70%")
+    with caplog.at_level("INFO", logger="lowtide.run"):
+        step(net, batch)
+    told = [r.message for r in caplog.records if r.message.startswith("lowtide: ")]
+    (line,) = told
+    size = r"[\d.]+ [KM]iB"
+    form = rf"lowtide: {size} -> {size}, \+[\d.]+ % time, planned in [\d.]+ m?s"
+    assert re.fullmatch(form, line), line
 
 
 def test_the_floor_is_told_with_what_holds_it(net: Net, batch: torch.Tensor) -> None:

@@ -21,6 +21,15 @@ def _(x):
 takes_all.register_autograd(lambda ctx, gradient: gradient)
 
 
+@torch.library.custom_op("lowtide_test::late", mutates_args=())
+def late(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+
+late.register_fake(lambda x: torch.empty_like(x))
+late.register_autograd(lambda ctx, gradient: takes_all(gradient))
+
+
 class Greedy(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -43,6 +52,20 @@ def test_an_error_says_what_the_step_held():
     assert lines[1].split() == ["1.00", "MiB", "act"]
     assert "parameters" in note
     assert "A budget that fits" in lines[-1]
+
+
+def test_an_error_of_the_backward_says_it_too():
+    class Late(Greedy):
+        def forward(self, x):
+            return late(self.act(self.large(self.small(x)))).sum()
+
+    model = lowtide.optimize(Late(), budget="100%", planner="keep_all")
+    loss = model(torch.randn(64, 8))
+    with pytest.raises(RuntimeError, match="allocate") as caught:
+        loss.backward()
+    (note,) = caught.value.__notes__
+    assert "lowtide: the step held" in note
+    assert "A budget that fits" in note
 
 
 def test_another_error_is_left_as_it_is():

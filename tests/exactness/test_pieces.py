@@ -15,6 +15,7 @@ from torch.nn import functional as F
 import lowtide
 from lowtide.engine import planning, rewrite
 from lowtide.engine.bits import same_bits
+from lowtide.errors import LowtideWarning
 
 WIDTH = 16
 
@@ -416,3 +417,69 @@ def test_a_dry_run_that_fails_is_no_reason_to_plan_nothing(monkeypatch):
     call = lowtide.planned(net)
     assert call is not None
     assert call.watch.backwards >= 3
+
+
+def test_an_op_that_is_written_in_python_is_no_piece():
+    library = torch.library.Library("lowtide_tests", "FRAGMENT")
+    library.define("largest(Tensor x, int count) -> Tensor")
+    library.impl("largest", _largest, "CPU")
+
+    class Chooses(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = torch.tanh(self.first(x))
+            for count in (1, 2, 3):
+                torch._dynamo.graph_break()
+                chosen = torch.ops.lowtide_tests.largest(x, count)
+                x = x + x[chosen].sum(0)
+            return self.second(x).square().mean()
+
+    model, x = Chooses(), torch.randn(8, WIDTH)
+    model(x).backward()
+    wanted = [p.grad for p in model.parameters()]
+    model.zero_grad(set_to_none=True)
+    lowtide.optimize(model, budget="200%")
+    model(x).backward()
+    assert all(map(same_bits, wanted, (p.grad for p in model.parameters())))
+    call = lowtide.planned(model)
+    assert call is not None
+    assert call.watch.unplanned == 0
+
+
+def _largest(x: torch.Tensor, count: int) -> torch.Tensor:
+    """Each count would be a graph of its own."""
+    sums = (x * count).sum(1)
+    found = [0 * sums.argmax()]
+    for _ in range(count):
+        found.append(sums.argmax())
+        sums = sums.index_fill(0, found[-1], -float("inf"))
+    return torch.stack(found[1:])
+
+
+def test_a_graph_that_comes_later_and_cannot_be_planned_runs_as_it_is(monkeypatch):
+    model = Branch()
+    nn.init.constant_(model.first.bias, 3.0)
+    x = torch.randn(4, WIDTH)
+    lowtide.optimize(model, budget="200%")
+    for _ in range(3):
+        model(x).backward()
+        model.zero_grad(set_to_none=True)
+    call = lowtide.planned(model)
+    assert call is not None
+    monkeypatch.setattr(planning.Planning, "plan_next", _fails)
+    num_left = len(call.watch.left)
+    with pytest.warns(LowtideWarning):
+        model(x - 100 * torch.sign(model.first.weight.sum(0))).backward()
+    found = [p.grad for p in model.parameters()]
+    model = lowtide.restore(model)
+    model.zero_grad(set_to_none=True)
+    model(x - 100 * torch.sign(model.first.weight.sum(0))).backward()
+    assert all(map(same_bits, found, (p.grad for p in model.parameters())))
+    assert "no plan today" in " ".join(call.watch.left[num_left:])
+
+
+def _fails(*_: object) -> None:
+    raise ValueError("no plan today")

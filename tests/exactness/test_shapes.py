@@ -7,7 +7,9 @@ import torch
 from torch import nn
 
 import lowtide
+from lowtide import planners
 from lowtide.engine.bits import same_bits
+from lowtide.engine.costs import prices
 from lowtide.engine.costs.machine import count_allocations
 from lowtide.engine.planning import Planning
 
@@ -102,6 +104,47 @@ def test_a_longer_length_is_planned_for():
     plans = lowtide.planned(model).plans
     assert plans[-1].budget_bytes > plans[0].budget_bytes
     assert lowtide.planned(model).watch.graphs == 2
+
+
+def test_smaller_last_batches_run_at_once(searches):
+    model, plain = optimized()
+    # The first one is captured, with a symbol for its size, and needs no recomputation.
+    train(model, plain, [(8, 48), (8, 48), (3, 48), (8, 48)])
+    before = len(searches)
+    train(model, plain, [(5, 48), (8, 48), (2, 48), (8, 48)])
+    assert len(searches) == before
+    assert lowtide.planned(model).watch.graphs == 2
+
+
+def test_a_second_start_searches_and_measures_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOWTIDE_CACHE_DIR", str(tmp_path))
+    x = torch.randint(0, 32, (8, 48))
+    schedules = []
+    for start in range(2):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model = lowtide.optimize(Reader(), budget="67%", planner="chen_greedy")
+        if start:
+            monkeypatch.setattr(planners, "load", lambda name: _Idle)
+            monkeypatch.setattr(prices, "measure_calls", _nothing_to_do)
+        for _ in range(3):
+            model.zero_grad()
+            model(x).backward()
+        schedules.append(lowtide.planned(model).plans[-1].schedule)
+    assert schedules[0] == schedules[1]
+
+
+class _Idle:
+    name = "chen_greedy"
+
+    @staticmethod
+    def plan(*_, **__):
+        pytest.fail("a search")
+
+
+def _nothing_to_do(calls, *_):
+    assert list(calls) == []
+    return []
 
 
 def test_a_length_above_the_budget_runs_at_its_lowest_peak():

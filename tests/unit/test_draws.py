@@ -16,7 +16,7 @@ def test_a_dropout_without_a_generator_is_drawn_again_from_the_process():
     after = torch.get_rng_state()
     torch.rand(7)
     elsewhere = torch.get_rng_state()
-    given = (aten.native_dropout.default, (x, 0.5, True), {}, "cpu")
+    given = ("cpu", aten.native_dropout.default, x, 0.5, True)
     found, behind = draws._draw_from_process(state, *given)
     assert all(map(torch.equal, found, expected))
     assert torch.equal(behind, after)

@@ -19,6 +19,7 @@ from lowtide.engine.costs.cost import Cost
 from lowtide.engine.costs.devices import find_device, save_device
 from lowtide.engine.costs.inputs import real_arguments, span_bytes
 from lowtide.engine.costs.machine import count_allocations
+from lowtide.engine.costs.measure import _Sweeper as Sweeper
 from lowtide.engine.costs.prices import costs
 from lowtide.engine.packing import unpack_offsets
 from lowtide.errors import InvalidArgumentError, OutputError
@@ -141,6 +142,19 @@ def test_a_small_step_is_not_swept_out_of_the_cache(monkeypatch):
         costs([add] * 4, room_bytes=asked)
     # Twice what the four of them touch: a sweep takes half of it.
     assert rooms == [2 * 4 * 3 * 1024, 2 * 4 * 3 * 1024, 100]
+
+
+@pytest.mark.parametrize("group", [1 << 20, 3 << 20, 7 << 20])
+def test_what_sweeps_the_cache_leaves_room_for_scratch(group):
+    room = 8 << 20
+    sweeper = Sweeper(CPU, room)
+    for _ in range(2):  # and what the group before has left is given back
+        sweeper.make_room(1 << 10)
+        sweeper.sweep(room // 2)
+        sweeper.make_room(group)
+        sweeper.sweep(sweeper.cache_bytes - group)
+        held = 0 if sweeper._spare is None else sweeper._spare.nbytes
+        assert held <= max(0, room - 2 * group)
 
 
 @pytest.mark.parametrize("count", [1 << 10, 1 << 22])

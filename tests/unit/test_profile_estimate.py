@@ -11,6 +11,7 @@ from lowtide.engine.costs.estimate import estimate
 from lowtide.engine.costs.prices import costs
 from lowtide.engine.costs.work import work_of
 from lowtide.errors import InvalidArgumentError
+from lowtide.step.analysis.summary import assumption
 
 aten = torch.ops.aten
 FAKE = FakeTensorMode()
@@ -172,5 +173,8 @@ def test_a_step_priced_for_another_device_says_what_is_assumed():
     assert there.baseline_peak_bytes > here.baseline_peak_bytes
     (note,) = there.notes
     assert "a100-80gb" in note
-    assert "no workspace of convolutions" in note
+    assert "convolutions have no workspace" in note
+    assert assumption(here) == ""
+    assert note.startswith(assumption(there))
+    assert "captured" in assumption(there)
     assert "profiled on such a device has that device's graph" in note

@@ -7,7 +7,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from lowtide import planners, simulate
 from lowtide.engine.costs import optimizer as optimizer_module
-from lowtide.engine.costs.optimizer import living, update_bytes, with_optimizer
+from lowtide.engine.costs.living import living
+from lowtide.engine.costs.optimizer import update_bytes, with_optimizer
 from lowtide.errors import InvalidArgumentError
 from lowtide.step.graph import StepGraph
 from lowtide.step.schedule import with_frees
@@ -205,6 +206,22 @@ def test_many_equal_parameters_have_the_state_of_all_of_them(kind, foreach):
     entries = [v for entry in optimizer.state.values() for v in entry.values()]
     assert predicted == sum(v.untyped_storage().nbytes() for v in entries)
     assert update_bytes(optimizer).state == predicted
+
+
+def test_what_is_left_of_the_parameter_before_counts():
+    from lowtide.engine.costs.ledger import ledger
+
+    model = torch.nn.Sequential(
+        *(torch.nn.Linear(64, 64, bias=place % 2 == 0) for place in range(4))
+    )
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(2, 64)).sum().backward()
+    optimizer.step()
+    state = [list(entries.values()) for entries in optimizer.state.values()]
+    found = ledger(optimizer.step, modules=[model], batch=state)
+    # The quotient of a matrix is still there when the next makes a root and a quotient.
+    assert update_bytes(optimizer).temporaries == 3 * 4 * 64 * 64
+    assert abs(found.peak_bytes - found.resident_bytes - 3 * 4 * 64 * 64) < 64
 
 
 def test_an_update_is_watched_once_and_again_when_something_changes(monkeypatch):

@@ -99,3 +99,46 @@ def test_the_lowest_peak_with_updates_can_be_asked_for():
     assert with_updates(step, 93, find).peak_bytes == 93
     with pytest.raises(BudgetTooSmallError, match="budget 90 B"):
         with_updates(step, 90, find)
+
+
+def test_a_planner_that_needs_more_than_the_baseline_is_not_refused():
+    step = chain(6)
+    most = step.baseline_peak_bytes
+
+    def find(step, limit):
+        plan = load("recompute_all").plan(step)
+        if limit is not None and limit < most + 100:
+            raise BudgetTooSmallError(limit, most + 100)
+        return plan
+
+    plans, peak, budget = plans_by_share([step, step], [1, 1], 100 * most, find)
+    assert peak <= budget
+    assert len(plans) == 2
+
+
+def test_runs_of_one_model_share_their_gradients():
+    # Each run keeps y, 10 bytes; its gradients are w's 100. Beside the second run there
+    # are those of the first.
+    step = StepGraph.from_text("""
+        resident x 10 input
+        resident w 100 parameter
+        y  = f(x, w)     10 bytes  1 s
+        turn(y) -> dy    10 bytes
+        dw = fw(y, dy)   100 bytes 1 s
+        -> y, dw
+    """)
+    storages = [
+        replace(s, name=s.name.replace("dw", "grad of w")) for s in step.storages
+    ]
+    step = replace(step, storages=tuple(storages))
+
+    def find(step, limit):
+        return load("keep_all").plan(step, limit)
+
+    def peak(runs, is_same):
+        return plans_by_share([step], [runs], "100%", find, is_same=is_same)[1]
+
+    assert peak(1, True) == peak(1, False) == step.baseline_peak_bytes
+    assert peak(2, True) == step.baseline_peak_bytes + 100
+    assert peak(4, True) == step.baseline_peak_bytes + 100 + 2 * 10
+    assert peak(4, False) == step.baseline_peak_bytes + 3 * 100

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache, partial
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -19,6 +18,7 @@ import torch
 
 from lowtide import planners
 from lowtide.engine.api import modules_of, profile, restore_function
+from lowtide.engine.costs.machine import told_by_linux
 from lowtide.engine.meter import allocated_peak, preserved, timed
 from lowtide.engine.runtime import PlannedCall
 from lowtide.engine.training import Loss, arguments_of, training_step
@@ -257,9 +257,7 @@ def free_bytes() -> int:
     if torch.cuda.is_available():
         return int(torch.cuda.mem_get_info()[0])
     with suppress(OSError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
+        return int(told_by_linux("meminfo", "MemAvailable").split()[0]) * 1024
     return 0
 
 

@@ -42,9 +42,11 @@ from lowtide.engine.capture.eager import (
 from lowtide.engine.capture.joint import read_joint
 from lowtide.engine.capture.numbers import take_numbers
 from lowtide.engine.capture.piece import Piece
+from lowtide.engine.capture.questions import BREAKS
 from lowtide.engine.capture.shapes import with_symbols
 from lowtide.engine.capture.uses import with_an_input_for_each_use
 from lowtide.engine.capture.zeros import guess_absent, without_tangents
+from lowtide.engine.failures import Refusal, explain_failure, reason_of
 from lowtide.engine.handover import Handover, cap_of_exchange
 from lowtide.engine.notices import warn
 from lowtide.engine.orders import OrdersBySize
@@ -109,8 +111,13 @@ def compiled(
     settings = _capture_settings(fullgraph)
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        with settings, going_on(not fullgraph), without_timing_guards():
+        def go() -> Any:
             return planned(*args, **kwargs)
+
+        with settings, going_on(not fullgraph), without_timing_guards():
+            if inner == "inductor":  # eager is not what its numbers are compared with
+                return go()
+            return watch.answers.capture(go, BREAKS if fullgraph else ())
 
     return run
 
@@ -138,40 +145,6 @@ def _capture_settings(fullgraph: bool) -> AbstractContextManager[None]:
         force_compile_during_fx_trace=True,
         suppress_errors=not fullgraph,
     )
-
-
-def explain_failure(
-    error: BaseException, handled: BaseException | None = None
-) -> BaseException:
-    """Our own error out of the layers that torch wraps around it.
-
-    `handled` is what the user's code was handling when it called: not our affair.
-    """
-    seen: BaseException | None = error
-    while seen is not None and seen is not handled:
-        if isinstance(seen, LowtideError):
-            return seen
-        inner = getattr(seen, "inner_exception", None)
-        seen = inner or seen.__cause__ or seen.__context__
-    return error
-
-
-class Refusal(BaseException):
-    """An error of ours on its way through dynamo, which goes on behind all others."""
-
-    def __init__(self, error: LowtideError) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
-def reason_of(error: BaseException) -> str:
-    """Why a graph could not be captured, in one line."""
-    cause = explain_failure(error)
-    while (inner := getattr(cause, "inner_exception", None)) is not None:
-        cause = inner
-    line = next((t for t in str(cause).splitlines() if t.strip()), "")
-    is_ours = isinstance(cause, LowtideError)
-    return line if is_ours else f"{type(cause).__name__}: {line}"
 
 
 def compile_with(

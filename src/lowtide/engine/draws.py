@@ -33,14 +33,14 @@ def generator_state(device: str) -> torch.Tensor:
 def draw(state: torch.Tensor, target: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Draw from this state, which the process's generator is in, and move that on."""
     device = _device_of(args, kwargs)
-    result, after = _draw(state, target, args, kwargs, device)
+    result, after = _draw(state, device, target, *args, **kwargs)
     _default_generator(device).set_state(after)
     return result
 
 
 def draw_again(state: torch.Tensor, target: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Draw what was drawn from this state; no other generator is touched."""
-    return _draw(state, target, args, kwargs, _device_of(args, kwargs))[0]
+    return _draw(state, _device_of(args, kwargs), target, *args, **kwargs)[0]
 
 
 @contextmanager
@@ -66,15 +66,11 @@ def _device_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
 
 
 def _draw(
-    state: torch.Tensor,
-    target: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    device: str,
+    state: torch.Tensor, device: str, target: Any, /, *args: Any, **kwargs: Any
 ) -> tuple[Any, torch.Tensor]:
     """What is drawn from this state, and the state behind it."""
     if target is aten.native_dropout.default and device != "cpu":
-        return _draw_from_process(state, target, args, kwargs, device)
+        return _draw_from_process(state, device, target, *args, **kwargs)
     own = torch.Generator(device=device)
     own.set_state(state)
     form = _with_generator(target)
@@ -83,11 +79,7 @@ def _draw(
 
 
 def _draw_from_process(
-    state: torch.Tensor,
-    target: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    device: str,
+    state: torch.Tensor, device: str, target: Any, /, *args: Any, **kwargs: Any
 ) -> tuple[Any, torch.Tensor]:
     """Draw with an op that takes no generator: the process's is lent this state.
 

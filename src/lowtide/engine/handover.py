@@ -28,6 +28,7 @@ from lowtide.engine.capture.nodes import (
 from lowtide.engine.capture.piece import Piece
 from lowtide.engine.others import Run, callable_of
 from lowtide.engine.ranks import exchange
+from lowtide.engine.rewrite import GraphWriter
 
 # DDP's first bucket is as small as this, so that the exchange begins early.
 _FIRST_BYTES = 1 << 20
@@ -210,28 +211,28 @@ def in_parts(
     parts: list[fx.GraphModule] = []
     entering = placeholders
     for number, group in enumerate(groups):
-        graph = fx.Graph()
-        values: dict[fx.Node, fx.Node] = {}
+        part = _Part()
         for node in entering:
-            values[node] = graph.placeholder(node.name)
-            values[node].meta = dict(node.meta)
-
-        def value(node: fx.Node, graph: Any = graph, values: Any = values) -> fx.Node:
-            if node not in values:
-                assert node.op == "get_attr", f"{node} is not there yet"
-                values[node] = graph.node_copy(node)
-            return values[node]
-
+            part.values[node] = part.placeholder(node)
         own = [n for n in body if part_of[n] == number]
         for node in own:
-            values[node] = graph.node_copy(node, value)
+            part.values[node] = part.graph.node_copy(node, part.value)
         leaving = [n for n in (*entering, *own) if last.get(n, 0) > number]
-        made = fx.map_arg([outputs[k] for k in group], value)
-        graph.output((*made, *(values[n] for n in leaving)))
-        graph.lint()
-        parts.append(fx.GraphModule(module, graph))
+        made = fx.map_arg([outputs[k] for k in group], part.value)
+        part.graph.output((*made, *(part.values[n] for n in leaving)))
+        parts.append(part.module(module))
         entering = leaving
     return parts
+
+
+class _Part(GraphWriter):
+    """Writes one part of a graph."""
+
+    def value(self, node: fx.Node) -> fx.Node:
+        if node not in self.values:
+            assert node.op == "get_attr", f"{node} is not there yet"
+            self.values[node] = self.graph.node_copy(node)
+        return self.values[node]
 
 
 def cap_of_exchange(args: Sequence[Any]) -> int | None:

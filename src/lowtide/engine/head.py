@@ -61,6 +61,15 @@ class Parts(NamedTuple):
     tokens: int = 0
 
 
+class Read(NamedTuple):
+    """What a head and its loss read; `hidden` is [rows, width]."""
+
+    hidden: torch.Tensor
+    matrix: torch.Tensor
+    bias: torch.Tensor | None
+    target: torch.Tensor
+
+
 class Loss(NamedTuple):
     """What cross entropy is told, and in which type it is computed."""
 
@@ -126,15 +135,11 @@ class Head(NamedTuple):
 
 
 def head_loss(
-    hidden: torch.Tensor,
-    matrix: torch.Tensor,
-    bias: torch.Tensor | None,
-    target: torch.Tensor,
-    loss: Loss,
-    parts: Parts,
+    read: Read, loss: Loss, parts: Parts
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The loss, and the number of rows that count, as `nll_loss_forward` has them."""
-    picked = Picked(target, loss, hidden)
+    hidden, matrix, bias, _ = read
+    picked = Picked(read, loss)
     for some in slices(len(hidden), parts.rows):
         for here, block in _blocks(logits_of(hidden[some], matrix, bias), loss, some):
             aten._log_softmax.out(block, 1, False, out=block)
@@ -144,13 +149,7 @@ def head_loss(
 
 
 def head_ahead(
-    hidden: torch.Tensor,
-    matrix: torch.Tensor,
-    bias: torch.Tensor | None,
-    target: torch.Tensor,
-    loss: Loss,
-    is_transposed: bool,
-    parts: Parts,
+    read: Read, loss: Loss, is_transposed: bool, parts: Parts
 ) -> tuple[torch.Tensor, ...]:
     """What `head_loss` returns, and the gradients for what is taken to arrive.
 
@@ -158,21 +157,18 @@ def head_ahead(
     gradient of the loss they were made.
     """
     first = torch.ones((), dtype=loss.dtype)
-    taken = _arrived.get(_kind(hidden, matrix, loss), first).clone()
-    picked = Picked(target, loss, hidden)
+    taken = _arrived.get(_kind(read, loss), first).clone()
+    picked = Picked(read, loss)
     # It counts the rows, whatever their numbers are.
     total = picked.loss()[1]
-    given = Given(taken, hidden, matrix, bias, target, total, loss)
+    given = Given(taken, read, total, loss)
     of_matrix, of_hidden = given.at_once(is_transposed, parts, picked)
     return (*picked.loss(), of_matrix, of_hidden, taken)
 
 
 def head_arrived(
     gradient: torch.Tensor,
-    hidden: torch.Tensor,
-    matrix: torch.Tensor,
-    bias: torch.Tensor | None,
-    target: torch.Tensor,
+    read: Read,
     total_weight: torch.Tensor,
     loss: Loss,
     is_transposed: bool,
@@ -190,8 +186,8 @@ def head_arrived(
         if not may_take or is_graph_kept():
             of_matrix = of_matrix.clone()
         return of_matrix, of_hidden.clone()
-    _arrived[_kind(hidden, matrix, loss)] = gradient.clone()
-    given = Given(gradient, hidden, matrix, bias, target, total_weight, loss)
+    _arrived[_kind(read, loss)] = gradient.clone()
+    given = Given(gradient, read, total_weight, loss)
     if may_take and not is_graph_kept():
         return given.at_once(is_transposed, parts, None, of_matrix)
     return given.at_once(is_transposed, parts, None)
@@ -199,35 +195,33 @@ def head_arrived(
 
 def head_gradients(
     gradient: torch.Tensor,
-    hidden: torch.Tensor,
-    matrix: torch.Tensor,
-    bias: torch.Tensor | None,
-    target: torch.Tensor,
+    read: Read,
     total_weight: torch.Tensor,
     loss: Loss,
     is_transposed: bool,
     parts: Parts,
 ) -> tuple[torch.Tensor, ...]:
     """The gradients of what the head reads, of its matrix, and of its bias."""
-    given = Given(gradient, hidden, matrix, bias, target, total_weight, loss)
-    of_hidden = torch.empty_like(hidden)
+    given = Given(gradient, read, total_weight, loss)
+    of_hidden = torch.empty_like(read.hidden)
     for some, made in given.by_rows(parts.rows):
         of_hidden[some] = made
         del made
     of_matrix = given.empty_matrix(is_transposed)
-    of_bias = hidden.new_empty(1, matrix.shape[1])
+    of_bias = read.hidden.new_empty(1, read.matrix.shape[1])
     given.fill_by_words(of_matrix, of_bias, parts.words, is_transposed)
-    return (of_hidden, of_matrix) + (() if bias is None else (of_bias,))
+    return (of_hidden, of_matrix) + (() if read.bias is None else (of_bias,))
 
 
-def _kind(hidden: torch.Tensor, matrix: torch.Tensor, loss: Loss) -> tuple[object, ...]:
-    return (hidden.shape, matrix.shape, hidden.dtype, loss)
+def _kind(read: Read, loss: Loss) -> tuple[object, ...]:
+    return (read.hidden.shape, read.matrix.shape, read.hidden.dtype, loss)
 
 
 class Picked:
     """The one number of each row that counts for the loss."""
 
-    def __init__(self, target: torch.Tensor, loss: Loss, like: torch.Tensor) -> None:
+    def __init__(self, read: Read, loss: Loss) -> None:
+        like, target = read.hidden, read.target
         ignored = target == loss.ignore_index
         self.reduction = loss.reduction
         self.places = target.masked_fill(ignored, 0)[:, None]
@@ -248,19 +242,12 @@ class Given:
     """The backward of a head: its arguments, and what its rows leave for its words."""
 
     def __init__(
-        self,
-        gradient: torch.Tensor,
-        hidden: torch.Tensor,
-        matrix: torch.Tensor,
-        bias: torch.Tensor | None,
-        target: torch.Tensor,
-        total_weight: torch.Tensor,
-        loss: Loss,
+        self, gradient: torch.Tensor, read: Read, total_weight: torch.Tensor, loss: Loss
     ) -> None:
-        self.gradient, self.hidden, self.matrix = gradient, hidden, matrix
-        self.bias, self.target, self.total_weight = bias, target, total_weight
-        self.loss = loss
-        self.highest = hidden.new_empty(len(hidden), 1, dtype=self.loss.dtype)
+        self.gradient, self.total_weight, self.loss = gradient, total_weight, loss
+        self.hidden, self.matrix, self.bias, self.target = read
+        rows = len(self.hidden)
+        self.highest = self.hidden.new_empty(rows, 1, dtype=loss.dtype)
         self.log_sum = torch.empty_like(self.highest)
 
     def empty_matrix(self, is_transposed: bool) -> torch.Tensor:

@@ -200,58 +200,50 @@ def _sum(x: torch.Tensor, split: _Split) -> torch.Tensor:
     return _wait(collectives.all_reduce(x, "sum", split.group))
 
 
-class _Summed(torch.autograd.Function):
+def _share(x: torch.Tensor, split: _Split) -> torch.Tensor:
+    """The whole for all; with a divided sequence, of all ranks' parts of it."""
+    return _gather(x, 1, split) if split.in_sequence else x
+
+
+def _own_part(x: torch.Tensor, split: _Split) -> torch.Tensor:
+    """This rank's part of the sequence."""
+    return x.chunk(split.ways, 1)[0].contiguous()
+
+
+def _gather_sequence(x: torch.Tensor, split: _Split) -> torch.Tensor:
+    return _gather(x, 1, split)
+
+
+def _gather_columns(x: torch.Tensor, split: _Split) -> torch.Tensor:
+    return _gather(x, x.dim() - 1, split)
+
+
+def _own_columns(x: torch.Tensor, split: _Split) -> torch.Tensor:
+    return x[..., : x.shape[-1] // split.ways].contiguous()
+
+
+class _Exchange(torch.autograd.Function):
+    """Values are exchanged on the way there, and gradients on the way back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, split: _Split, there: Any, back: Any) -> Any:
+        ctx.split, ctx.back = split, back
+        made = there(x, split)
+        return x.view_as(x) if made is x else made
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return ctx.back(gradient, ctx.split), None, None, None
+
+
+def _summed(x: Any, split: _Split) -> Any:
     """Adds up what the processes have."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, split: _Split) -> torch.Tensor:
-        ctx.split = split
-        return _sum(x, split)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        if ctx.split.in_sequence:
-            gradient = _gather(gradient, 1, ctx.split)
-        return gradient, None
+    return _Exchange.apply(x, split, _sum, _share)
 
 
-class _Shared(torch.autograd.Function):
+def _shared(x: Any, split: _Split) -> Any:
     """Hands the same to all processes; their gradients are added up."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, split: _Split) -> torch.Tensor:
-        ctx.split = split
-        return _gather(x, 1, split) if split.in_sequence else x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return _sum(gradient, ctx.split), None
-
-
-class _Gathered(torch.autograd.Function):
-    """Puts together columns; each process gets its part of the gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, split: _Split) -> torch.Tensor:
-        ctx.size = x.shape[-1]
-        return _gather(x, x.dim() - 1, split)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return gradient[..., : ctx.size].contiguous(), None
-
-
-class _Own(torch.autograd.Function):
-    """Each process takes its part of the sequence."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, split: _Split) -> torch.Tensor:
-        ctx.split = split
-        return x.chunk(split.ways, 1)[0].contiguous()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return _gather(gradient, 1, ctx.split), None
+    return _Exchange.apply(x, split, _share, _sum)
 
 
 Style = Callable[[Any, torch.Tensor, _Split], Any]
@@ -260,18 +252,18 @@ Style = Callable[[Any, torch.Tensor, _Split], Any]
 def _inner(layer: Any, x: torch.Tensor, split: _Split) -> Any:
     """Columns of a layer within a module that shares its input already."""
     if not split.in_sequence:
-        x = _Shared.apply(x, split)  # type: ignore[assignment]
+        x = _shared(x, split)
     return F.linear(x, layer.weight, layer.bias)
 
 
 def _rows(layer: Any, x: torch.Tensor, split: _Split) -> Any:
-    made: Any = _Summed.apply(F.linear(x, layer.weight), split)
+    made = _summed(F.linear(x, layer.weight), split)
     return made if layer.bias is None else made + layer.bias
 
 
 def _whole(layer: Any, x: torch.Tensor, split: _Split) -> Any:
-    made = F.linear(_Shared.apply(x, split), layer.weight, layer.bias)  # type: ignore[arg-type]
-    return _Gathered.apply(made, split)
+    made = F.linear(_shared(x, split), layer.weight, layer.bias)
+    return _Exchange.apply(made, split, _gather_columns, _own_columns)
 
 
 # What transformers calls them, by the dimension of the weight that is divided.
@@ -303,9 +295,10 @@ def _divided(model: nn.Module, blocks: nn.ModuleList, split: _Split) -> Iterator
         if split.in_sequence:
             for parent in parents.values():
                 remember(parent)
-                _enter_by(parent, lambda x: _Shared.apply(x, split))
+                _enter_by(parent, lambda x: _shared(x, split))
             remember(blocks[0])
-            _enter_by(blocks[0], lambda x: _Own.apply(x, split))
+            there_and_back = _own_part, _gather_sequence
+            _enter_by(blocks[0], lambda x: _Exchange.apply(x, split, *there_and_back))
         yield
     finally:
         for layer, parameters, attributes in reversed(before):

@@ -16,7 +16,7 @@ from lowtide import planners
 from lowtide.engine.capture.piece import Piece
 from lowtide.engine.capture.shapes import ResizedError
 from lowtide.engine.capture.step import step_of
-from lowtide.engine.costs.optimizer import optimizer_of
+from lowtide.engine.costs.living import optimizer_of
 from lowtide.engine.family import Family
 from lowtide.engine.notices import announce, warn
 from lowtide.engine.outside import Outside
@@ -33,13 +33,12 @@ from lowtide.engine.ranks import Agreement
 from lowtide.engine.rewrite import Orders, orders_of
 from lowtide.engine.shares import plans_by_share, with_updates
 from lowtide.engine.trace import look
-from lowtide.engine.training import Inputs, default_loss
+from lowtide.engine.training import Inputs
 from lowtide.engine.watch import Watch
 from lowtide.errors import (
     BudgetTooSmallError,
     CaptureError,
     LowtideError,
-    PlanMismatchError,
 )
 from lowtide.step.format import format_bytes
 from lowtide.step.graph import StepGraph
@@ -270,13 +269,13 @@ class Planning:
         if self.foreseen:
             return self.decide_by(*self.plan_foreseen())
         try:
-            seen = look(function, inputs, modules=self.modules, loss=default_loss)
+            answers = self.watch.answers
+            seen = look(function, inputs, modules=self.modules, answers=answers)
         except Exception as error:
             if isinstance(error, LowtideError) and not isinstance(error, CaptureError):
                 raise
-            # No loss was found in what the model returns, or its code looks at values.
-            # Then each graph is planned when it arrives, against what is held by then,
-            # and all of them together after the first step.
+            # No loss was found in the outputs, or values decide. Each graph is planned
+            # when it arrives, beside what is held, and all after the first step.
             log.info("no dry run: %r", error)
             self.watch.visits = {}
             return self.decide_next
@@ -308,6 +307,7 @@ class Planning:
             lambda step, limit: self.search(
                 step, limit, (1 if limit is None else 1 / 8) / len(steps)
             ),
+            is_same=self.in_flight > 1,
         )
         plans = [self.remember(*each) for each in zip(steps, plans, strict=True)]
         bares = [g.step if isinstance(g, Unpriced) else step_of(g) for g, _ in graphs]
@@ -324,14 +324,11 @@ class Planning:
         def decide(piece: Piece) -> Orders:
             fingerprint = step_of(piece).fingerprint
             arrived[fingerprint] += 1
-            plan = known.get(fingerprint, plans[0])
-            try:
-                return orders_of(plan, piece, arrived[fingerprint] - 1)
-            except PlanMismatchError as error:
-                if self.given is not None:
-                    raise
-                log.info("a graph that was not foreseen: %s", error)
+            if fingerprint not in known and self.given is None:
+                log.info("a graph of %d ops was not foreseen", len(piece.ops))
                 return self.decide_next(piece)
+            plan = known.get(fingerprint, plans[0])
+            return orders_of(plan, piece, arrived[fingerprint] - 1)
 
         return decide
 

@@ -22,7 +22,7 @@ from lowtide.engine.costs.cache import cache_directory
 from lowtide.errors import LowtideError
 from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan
-from lowtide.step.schedule import make_plan
+from lowtide.step.schedule import fitted
 
 log = logging.getLogger("lowtide.run")
 
@@ -76,20 +76,12 @@ def _load(path: Path, step: StepGraph, limit_bytes: int | None) -> Plan | None:
     if not path.is_file():
         return None
     try:
-        found = Plan.load(path)
-        plan = make_plan(
-            step,
-            found.schedule,
-            planner=found.planner,
-            budget_bytes=limit_bytes,
-            proof=found.proof,
-        )
+        plan = fitted(step, Plan.load(path), limit_bytes)
     except LowtideError as error:
         log.info("a plan on disk is not used: %s: %s", path, error)
         return None
-    if limit_bytes is not None and plan.peak_bytes > limit_bytes:
-        return None
-    log.info("the plan is one from disk: %s", path)
+    if plan is not None:
+        log.info("the plan is one from disk: %s", path)
     return plan
 
 

@@ -28,6 +28,7 @@ from lowtide.engine.head import Head
 from lowtide.engine.outside import Outside
 from lowtide.engine.ranks import bucket_bytes
 from lowtide.engine.trial import default_parts, exact_parts
+from lowtide.step.analysis.summary import assumption
 from lowtide.step.graph import Kind, Op, Region, StepGraph, Storage
 
 # No single number takes more.
@@ -110,14 +111,11 @@ def _on_device(step: StepGraph, device: str) -> StepGraph:
     What else would be different there is not known here, and said.
     """
     unit = find_device(device).alignment_bytes
-    if unit == step.alignment_bytes:
-        return step
     note = (
-        f"Times are estimated for {device}; the graph is the one captured for "
-        f"{step.device}. Sizes are rounded to {unit} bytes as the device's allocator "
-        f"does. Assumed: the same kernels as on {step.device}, attention included, and "
-        "no workspace of convolutions. A model that is profiled on such a device has "
-        "that device's graph."
+        f"{assumption(step)} So attention is that of {step.device}, and convolutions "
+        f"have no workspace. Sizes are rounded to {unit} bytes as the allocator of "
+        f"{device} does. A model that is profiled on such a device has that device's "
+        "graph."
     )
     return replace(step, alignment_bytes=unit, notes=(*step.notes, note))
 
@@ -201,7 +199,7 @@ def _surrounded(
     step = _with_resident(step, name, "parameter", elsewhere)
     step = _with_resident(step, "optimizer state", "optimizer_state", update.state)
     step = _with_resident(step, "gradients from before", "gradient", before)
-    buckets = bucket_bytes(modules)
+    buckets = bucket_bytes()
     step = _with_resident(step, "buckets of gradients", "gradient", buckets)
     step = _with_outside_loss(step)
     if not update.temporaries or any(op.spends for op in step.ops):

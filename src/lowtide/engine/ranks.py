@@ -20,14 +20,10 @@ from torch import nn
 
 from lowtide.engine.capture.piece import COLLECTIVE
 from lowtide.engine.company import Group, met, show_life
-from lowtide.errors import (
-    BudgetTooSmallError,
-    InvalidArgumentError,
-    RankError,
-)
+from lowtide.errors import BudgetTooSmallError, InvalidArgumentError, RankError
 from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan
-from lowtide.step.schedule import make_plan
+from lowtide.step.schedule import fitted
 
 
 def exchange() -> Any:
@@ -79,7 +75,7 @@ def is_divided_twice(model: Any) -> bool:
     return any(sum(not q.is_replicate() for q in p.placements) > 1 for p in parts)
 
 
-def bucket_bytes(modules: Sequence[nn.Module]) -> int:
+def bucket_bytes() -> int:
     """Bytes of the buckets in which gradients are exchanged, beside the gradients.
 
     They are there from the first step to the last. Gradients that are views of them
@@ -216,15 +212,7 @@ class Agreement:
         found = Plan.from_dict(json.loads(told))
         if found.fingerprint != step.fingerprint:
             return search()
-        plan = make_plan(
-            step,
-            found.schedule,
-            planner=found.planner,
-            budget_bytes=limit_bytes,
-            proof=found.proof,
-        )
-        fits = limit_bytes is None or plan.peak_bytes <= limit_bytes
-        return plan if fits else search()
+        return fitted(step, found, limit_bytes) or search()
 
 
 _NUMBERS = itertools.count()

@@ -303,8 +303,7 @@ class _Emitter(GraphWriter):
         first, *others = op.then
         made = emit_over(self.graph, op, self.map)
         # The argument is gone, and so are views of what an earlier run has made.
-        for node in (n for s in (op.over, *op.writes) for n in self.piece.nodes_of[s]):
-            self.values.pop(node, None)
+        self.forget(op.over, *op.writes)
         self.values[first.node] = made
         for follower in others:
             self.follow(follower)
@@ -331,9 +330,7 @@ class _Emitter(GraphWriter):
                 (tensor, weight, bias, training, momentum, eps),
             )
             made.meta = {**op.node.meta, "val": tuple(op.node.meta["val"][:3])}
-        for s in op.writes:
-            for node in self.piece.nodes_of.get(s, ()):
-                self.values.pop(node, None)
+        self.forget(*op.writes)
         self.values[op.node] = made
         if op.variant == "masked":
             self.values[_item(op.node, 0)] = self.values.pop(op.node)
@@ -347,10 +344,15 @@ class _Emitter(GraphWriter):
                 self.states[p.packed] = self.graph.call_function(p.how.pack, given)
                 self.states[p.packed].meta["val"] = self.fake_state(p.packed)
 
+    def forget(self, *storages: int) -> None:
+        """Values in these storages are not there any more."""
+        for s in storages:
+            for node in self.piece.nodes_of.get(s, ()):
+                self.values.pop(node, None)
+
     def unpack(self, op: PieceOp) -> None:
         (p,) = op.packs
-        for node in self.piece.nodes_of[p.storage]:
-            self.values.pop(node, None)
+        self.forget(p.storage)
         given = (self.state(p.packed), *p.how.layout)
         made = self.values[p.node] = self.graph.call_function(p.how.unpack, given)
         made.meta = dict(p.node.meta)
@@ -368,9 +370,7 @@ class _Emitter(GraphWriter):
         made = self.graph.call_function(form.call, given)
         left = [self.fake_state(s) for s in form.leaves]
         made.meta["val"] = (*(node.meta["val"] for node in form.results), *left)
-        for s in (*op.writes, *(f.over for f in op.then)):
-            for node in self.piece.nodes_of.get(s, ()):
-                self.values.pop(node, None)
+        self.forget(*op.writes, *(f.over for f in op.then))
         for place, what in enumerate((*form.results, *form.leaves)):
             item = self.graph.call_function(operator.getitem, (made, place))
             item.meta["val"] = made.meta["val"][place]
@@ -395,8 +395,7 @@ class _Emitter(GraphWriter):
             "call_function", target, args, kwargs, name=node.name
         )
         made.meta = dict(node.meta)
-        for gone in self.piece.nodes_of[follower.over]:
-            self.values.pop(gone, None)
+        self.forget(follower.over)
         self.values[node] = made
 
     def take_out_items(self, op: PieceOp, made: fx.Node) -> None:

@@ -31,8 +31,10 @@ from torch.nn.modules import module as torch_module
 from torch.utils import _pytree as pytree
 
 from lowtide.engine.bits import Unchanged
+from lowtide.engine.capture.questions import warn_of_yes
 from lowtide.engine.capture.tensors import tensors_in
-from lowtide.engine.compile import Inner, Refusal, compiled, explain_failure, reason_of
+from lowtide.engine.compile import Inner, compiled
+from lowtide.engine.failures import Refusal, explain_failure, reason_of
 from lowtide.engine.learning import Learning
 from lowtide.engine.notices import warn
 from lowtide.engine.planning import MOST_PIECES, Planning, Route, Settings
@@ -90,10 +92,8 @@ class PlannedCall:
         self.learning = Learning(self.planning)
         if self.planning.settings.updates_in_backward:
             self.watch.updates = Updates(self.planning.settings.optimizer)
-        self.num_calls = 0
-        self.num_training_calls = 0
-        self.is_watching = True
-        self.trains_in_evaluation = False
+        self.num_calls = self.num_training_calls = 0
+        self.is_watching, self.trains_in_evaluation = True, False
 
     @property
     def plain(self) -> Callable[..., Any]:
@@ -280,6 +280,7 @@ class PlannedCall:
         """Take this way from now on, if planned graphs ran on it."""
         if self.planning.has_run:
             route.run = call
+            warn_of_yes(self.planning.name, self.watch.answers.yes, self.watch.told)
             return outputs
         if not any(v.requires_grad for v in tensors_in(outputs)):
             cause = "nothing in the captured graph requires a gradient"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from lowtide.engine.prepare import with_room_at_turn
@@ -66,8 +68,13 @@ def plans_by_share(
     visits: Sequence[int],
     budget: Any,
     find: Find,
+    *,
+    is_same: bool = False,
 ) -> tuple[list[Plan], int, int]:
     """A plan for each graph, which all runs of it share; their peak, and the budget.
+
+    Runs of a graph are those of layers that are alike, each with its own parameters, or
+    (`is_same`) those of one model with other inputs, whose gradients are added up.
 
     Every graph gets the same part of the range between the lowest peak that is found
     and its baseline, the largest at which all runs of all graphs together stay within
@@ -76,7 +83,7 @@ def plans_by_share(
     there. If that is not enough, it is planned as if its turn needed as much as its
     own peak does, and a lower limit lowers both.
     """
-    baseline = _together(steps, [step.baseline for step in steps], visits)
+    baseline = _together(steps, [step.baseline for step in steps], visits, is_same)
     budget_bytes = to_bytes(budget, baseline_bytes=baseline)
     much = [with_room_at_turn(step, step.baseline_peak_bytes) for step in steps]
     even = [with_room_at_turn(step, _beyond_turn(step)) for step in steps]
@@ -87,20 +94,21 @@ def plans_by_share(
             make_plan(step, plan.schedule, planner=plan.planner)
             for step, plan in zip(steps, found, strict=True)
         ]
-        return plans, _together(steps, [plan.ops for plan in plans], visits)
+        return plans, _together(steps, [plan.ops for plan in plans], visits, is_same)
 
     def plans_at(part: float) -> tuple[list[Plan], int]:
         return together(
             [
-                find(tight, int(low + part * (tight.baseline_peak_bytes - low)))
+                find(tight, int(low + part * max(0, tight.baseline_peak_bytes - low)))
                 for tight, low in zip(narrow, lows, strict=True)
             ]
         )
 
-    best, best_bytes = together([find(t, t.baseline_peak_bytes) for t in narrow])
-    if best_bytes <= budget_bytes:
-        return best, best_bytes, budget_bytes
-    least = best_bytes
+    least = sys.maxsize
+    with suppress(BudgetTooSmallError):  # some planners need more than the baseline
+        best, least = together([find(t, t.baseline_peak_bytes) for t in narrow])
+        if least <= budget_bytes:
+            return best, least, budget_bytes
     for narrow in (much, even):
         lowest = [find(tight, None) for tight in narrow]
         lows = [plan.peak_bytes for plan in lowest]
@@ -133,12 +141,14 @@ def _together(
     steps: Sequence[StepGraph],
     sequences: Sequence[Sequence[int]],
     visits: Sequence[int],
+    is_same: bool,
 ) -> int:
     """Most bytes of a step in which each graph runs this many times.
 
     Each run holds from its forward to its backward what is alive at its turn: what it
     keeps for itself, and its outputs, which the next run starts from. Then there are
-    the gradients of its parameters. Beside all that, one run at a time needs its own
+    the gradients of its parameters; if these are the same in all runs, one set of them,
+    beside those that a run makes. Beside all that, one run at a time needs its own
     peak. The update comes when nothing but gradients is left.
     """
     resident = max(step.resident_bytes for step in steps)
@@ -157,10 +167,15 @@ def _together(
         returned = {s for i in early for s in step.ops[i].writes} & {*step.outputs}
         kept = returned.union(crossing(step, sequence))
         behind = _parameter_gradient_bytes(step)
-        meanwhile = max(behind, sum(step.sizes[s] for s in kept))
+        meanwhile = sum(step.sizes[s] for s in kept)
+        if is_same:
+            peak += max(0, behind - meanwhile) if number > 1 else 0
+            gradients += behind
+        else:
+            meanwhile = max(behind, meanwhile)
+            gradients += number * behind
         held += number * meanwhile
         beside = max(beside, peak - meanwhile)
-        gradients += number * behind
     return resident + max(held + beside, gradients + update)
 
 

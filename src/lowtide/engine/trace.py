@@ -6,8 +6,8 @@ The user's code runs once more than in training, so it runs in a copy of the pro
 
 from __future__ import annotations
 
+import logging
 import re
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -15,21 +15,21 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses import FakeTensor, FakeTensorMode
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-)
 from torch.utils import _pytree as pytree
 
 from lowtide.engine.aside import run_aside
+from lowtide.engine.capture.formulas import VALUES_DECIDE
+from lowtide.engine.capture.questions import Answers, Place
 from lowtide.engine.capture.record import Recorder, Recording
 from lowtide.engine.compile import compiled
 from lowtide.engine.prepare import Unpriced, unpriced
 from lowtide.engine.ranks import is_sharded
 from lowtide.engine.rewrite import keep_everything
-from lowtide.engine.training import Inputs, Loss
+from lowtide.engine.training import Inputs, Loss, default_loss
 from lowtide.engine.watch import Watch
-from lowtide.errors import CaptureError, LowtideError
+from lowtide.errors import CaptureError, LowtideError, causes_of, places_of
+
+log = logging.getLogger("lowtide.run")
 
 
 def look(
@@ -37,15 +37,17 @@ def look(
     inputs: Inputs,
     *,
     modules: Sequence[nn.Module],
-    loss: Loss,
+    loss: Loss = default_loss,
     name: str = "step",
+    answers: Answers | None = None,
 ) -> list[tuple[Unpriced, int]]:
     """What `loss(function(...)).backward()` does, seen on fake tensors.
 
     That is one step of all its graphs, which runs once. If a graph runs several times,
     all its runs share one order of ops, which a schedule cannot say: then it is each
     graph as a step of its own, and how often it runs. Nothing is computed here, and
-    nothing changes that the step would change.
+    nothing changes that the step would change but `answers`, to what code is to be told
+    that asks whether it is being compiled.
 
     Raises:
         CaptureError: there is no loss to differentiate, or the step cannot run without
@@ -57,32 +59,48 @@ def look(
             fix="Use lowtide.optimize, which plans such a model piece by piece",
         )
 
-    def work() -> list[tuple[Unpriced, int]]:
+    answers = answers or Answers()
+
+    def record(fullgraph: bool = False) -> Recording:
+        return _recording(function, inputs, modules, loss, answers, fullgraph)
+
+    def record_told_otherwise(seen: Recording) -> Recording:
+        """One graph, if what code asks is all that cuts it; else what was seen."""
+        told = set(answers.yes)
         try:
-            recording = _recording(function, inputs, modules, loss)
+            return record(fullgraph=True)
+        except Exception as error:
+            log.info("it is several graphs: %s", error)
+            answers.yes = told
+            return seen
+
+    def work() -> tuple[set[Place], list[tuple[Unpriced, int]]]:
+        try:
+            recording = answers.capture(record, VALUES_DECIDE)
         except LowtideError:
             raise
         except Exception as error:
             raise _failed_capture(error) from None
+        if len(recording.pieces) != 1 and answers.asked:
+            recording = record_told_otherwise(recording)
         if not recording.pieces:
             raise CaptureError(
                 "torch.compile captured nothing of it",
                 fix="Use lowtide.optimize, which runs what cannot be captured as it is",
             )
         if max(recording.visits.values()) == 1:
-            return [(unpriced(recording, name=name), 1)]
-        return [(unpriced(p), recording.visits[id(p)]) for p in recording.pieces]
+            return answers.yes, [(unpriced(recording, name=name), 1)]
+        visits = recording.visits
+        return answers.yes, [(unpriced(p), visits[id(p)]) for p in recording.pieces]
 
-    return run_aside(work)
-
-
-_VALUES_DECIDE = (DynamicOutputShapeException, DataDependentOutputException)
+    answers.yes, seen = run_aside(work)
+    return seen
 
 
 def _failed_capture(error: Exception) -> CaptureError:
     """What went wrong, without the advice that torch wraps around it."""
     text = " ".join(str(error).split())
-    if isinstance(error, _VALUES_DECIDE):
+    if isinstance(error, VALUES_DECIDE):
         return CaptureError(
             f"values decide its shapes or its branches ({text})",
             fix="Keep shapes fixed, as with torch.where in place of a mask, or use "
@@ -95,21 +113,8 @@ def _failed_capture(error: Exception) -> CaptureError:
     return CaptureError(
         reason if len(reason) <= 400 else reason[:400] + " ...",
         fix="Check that loss(model(batch)).backward() runs without lowtide",
-        passed=tuple(_passed(error)),
+        passed=tuple(place for e in causes_of(error) for place in places_of(e)),
     )
-
-
-def _passed(error: BaseException) -> Iterator[tuple[str, int]]:
-    """Files and lines that an error passed through, its causes' included."""
-    seen: BaseException | None = error
-    while seen is not None:
-        for frame, line in traceback.walk_tb(seen.__traceback__):
-            yield frame.f_code.co_filename, line
-        # While torch compiles, the user's lines are in the text.
-        _, _, users = str(seen).partition("from user code:")
-        for file, line in re.findall(r'File "([^"]+)", line (\d+)', users):
-            yield file, int(line)
-        seen = seen.__cause__ or seen.__context__
 
 
 def _recording(
@@ -117,14 +122,16 @@ def _recording(
     inputs: Inputs,
     modules: Sequence[nn.Module],
     loss: Loss,
+    answers: Answers,
+    fullgraph: bool,
 ) -> Recording:
     """Run the step on fakes, which replace parameters and buffers meanwhile."""
     mode = _fake_mode(modules, inputs)
     recorder = Recorder()
-    watch = Watch(around=recorder.visit)
+    watch = Watch(around=recorder.visit, answers=answers)
     with _faked(modules, mode), mode:
         fakes: Inputs = pytree.tree_map(lambda v: _fake(v, mode), inputs)
-        call = compiled(function, keep_everything, watch, fullgraph=False)
+        call = compiled(function, keep_everything, watch, fullgraph=fullgraph)
         with recorder:
             result = loss(fakes.call(call))
             _check_loss(result)

@@ -21,6 +21,7 @@ from lowtide.engine.head import (
     Layout,
     Parts,
     Picked,
+    Read,
     head_loss,
     logits_of,
     slices,
@@ -97,23 +98,24 @@ class _Trial:
     def __init__(self, head: Head) -> None:
         self.head, loss = head, head.loss
         self.generator = torch.Generator().manual_seed(0)
-        self.hidden = hidden = self.numbers(head.hidden)
+        hidden = self.numbers(head.hidden)
         # Logits of order one: kernels are slow on gradients that are almost zero.
-        self.matrix = matrix = self.numbers(head.matrix, len(hidden[0]) ** -0.5)
-        self.bias = None if head.bias is None else self.numbers(head.bias)
+        matrix = self.numbers(head.matrix, len(hidden[0]) ** -0.5)
+        bias = None if head.bias is None else self.numbers(head.bias)
         rows, words = len(hidden), matrix.shape[1]
         target = torch.randint(0, words, (rows,), generator=self.generator)
         target[0] = loss.ignore_index
-        logs = logits_of(hidden, matrix, self.bias).to(loss.dtype)
+        self.read = Read(hidden, matrix, bias, target)
+        logs = logits_of(hidden, matrix, bias).to(loss.dtype)
         aten._log_softmax.out(logs, 1, False, out=logs)
         how = (None, loss.reduction, loss.ignore_index)
-        self.target, self.whole = target, aten.nll_loss_forward(logs, target, *how)
+        self.whole = aten.nll_loss_forward(logs, target, *how)
         gradient = torch.rand(self.whole[0].shape, generator=self.generator)
         gradient = gradient.to(logs.dtype)
         total = self.whole[1]
         sent = gradient_over(logs, gradient, target, *how, total).to(hidden.dtype)
         del logs
-        self.given = Given(gradient, hidden, matrix, self.bias, target, total, loss)
+        self.given = Given(gradient, self.read, total, loss)
         self.of_hidden = torch.mm(sent, matrix.t())
         if head.is_transposed:
             self.of_matrix = torch.mm(hidden.t(), sent)
@@ -129,9 +131,9 @@ class _Trial:
 
     def parts(self) -> Parts | None:
         """The smallest parts that give the same bits."""
-        few = (n for n in ROWS if n < len(self.hidden))
+        few = (n for n in ROWS if n < len(self.read.hidden))
         rows = next((n for n in few if self.is_by_rows(n) and self.is_loss(n)), 0)
-        few = (n for n in WORDS if n < self.matrix.shape[1])
+        few = (n for n in WORDS if n < self.read.matrix.shape[1])
         words = next((n for n in few if rows and self.is_by_words(n)), 0)
         if not words:
             return None
@@ -150,14 +152,14 @@ class _Trial:
         return same_bits(total, whole)
 
     def is_at_once(self, parts: Parts) -> bool:
-        picked = Picked(self.target, self.head.loss, self.hidden)
+        picked = Picked(self.read, self.head.loss)
         made = self.given.at_once(self.head.is_transposed, parts, picked)
         expected = (self.of_matrix, self.of_hidden, *self.whole)
         return all(map(same_bits, (*made, *picked.loss()), expected))
 
     def is_loss(self, rows: int) -> bool:
-        given = (self.hidden, self.matrix, self.bias, self.target, self.head.loss)
-        return all(map(same_bits, head_loss(*given, Parts(rows, 0)), self.whole))
+        made = head_loss(self.read, self.head.loss, Parts(rows, 0))
+        return all(map(same_bits, made, self.whole))
 
     def is_by_rows(self, rows: int) -> bool:
         made = self.given.by_rows(rows)

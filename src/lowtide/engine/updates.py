@@ -28,8 +28,8 @@ from lowtide.engine.capture.nodes import (
     outputs_of,
     reached,
 )
+from lowtide.engine.costs.living import living
 from lowtide.engine.costs.optimizer import (
-    living,
     step_without_hooks,
     update_bytes,
     without_hooks,

@@ -13,6 +13,7 @@ import torch
 
 from lowtide.engine.bits import Unchanged
 from lowtide.engine.capture.piece import Piece
+from lowtide.engine.capture.questions import Answers
 from lowtide.engine.out_of_memory import explain
 from lowtide.engine.outside import Observation
 from lowtide.engine.updates import Updates
@@ -47,6 +48,7 @@ class Watch:
         expected_absent: Those to plan without, instead of a guess.
         unchanged: Asked once, when the next backward begins.
         told: What the user has been told already.
+        answers: What code is told that asks whether it is being compiled.
         visits: How often each graph has run its forward in this step, if anyone asks.
         updates: Those that run in the backward.
         returned: What the last forward returned, as long as somebody holds it, by the
@@ -73,6 +75,7 @@ class Watch:
     expected_absent: frozenset[int] | None = None
     unchanged: Unchanged | None = None
     told: set[str] = field(default_factory=set[str])
+    answers: Answers = field(default_factory=Answers)
     visits: dict[Piece, int] | None = None
     observation: Observation | None = None
     updates: Updates | None = None

@@ -6,7 +6,6 @@ import errno
 import json
 import linecache
 import os
-import re
 import sys
 import sysconfig
 import traceback
@@ -84,16 +83,10 @@ def target_error(target: str, error: BaseException) -> errors.TargetError:
 
 
 def user_place(error: BaseException) -> tuple[str, int, str] | None:
-    """The last place in the user's own files that an error passed through.
-
-    Errors raised while torch compiles carry the user's lines in their text instead.
-    """
+    """The last place in the user's own files that an error passed through."""
     found: tuple[str, int, str] | None = None
-    for link in _chain(error):
-        passed = traceback.walk_tb(link.__traceback__)
-        places = [(frame.f_code.co_filename, line) for frame, line in passed]
-        places += getattr(link, "passed", ())
-        for file, line in (*places, *_told(str(link))):
+    for link in errors.causes_of(error):
+        for file, line in errors.places_of(link):
             if _is_users(file):
                 found = (shown(file), line, linecache.getline(file, line).strip())
         if found is not None:
@@ -109,7 +102,7 @@ def _user_lines(error: errors.LowtideError) -> Iterator[str]:
     if place is not None and not error.location:
         file, line, code = place
         yield f"at {file}:{line}" + (f": {code}" if code else "")
-    for root in reversed(list(_chain(error))[1:]):
+    for root in reversed(list(errors.causes_of(error))[1:]):
         said = str(root).strip().splitlines()
         if said and not said[0].startswith(_WRAPPERS) and said[0] not in str(error):
             yield f"{type(root).__name__}: {said[0]}"
@@ -117,23 +110,6 @@ def _user_lines(error: errors.LowtideError) -> Iterator[str]:
 
 
 _WRAPPERS = ("RuntimeError when making fake", "backend=", "Dynamo failed")
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    seen: set[int] = set()
-    link: BaseException | None = error
-    while link is not None and id(link) not in seen:
-        seen.add(id(link))
-        yield link
-        link = link.__cause__ or link.__context__
-
-
-_TOLD = re.compile(r'File "([^"]+)", line (\d+)')
-
-
-def _told(text: str) -> list[tuple[str, int]]:
-    _, _, users = text.partition("from user code:")
-    return [(file, int(line)) for file, line in _TOLD.findall(users)]
 
 
 _NOT_THE_USERS = tuple(

@@ -34,6 +34,7 @@ from lowtide.step.plan import Plan
 
 if TYPE_CHECKING:
     from lowtide.reporting.report import Report
+    from lowtide.step.graph import StepGraph
 
 PICTURES = (".png", ".svg", ".pdf")
 Content = str | bytes | dict[str, Any]
@@ -77,6 +78,13 @@ class Frame(Sheet):
 
         data, width = report(*things).data, self.console.width
         render_text(data, self.out, width=width, is_short=is_short)
+
+    def assumed(self, step: StepGraph) -> None:
+        """Say what an estimate for another device takes for granted."""
+        from lowtide.step.analysis.summary import assumption
+
+        if text := assumption(step):
+            self.line(text, "dim")
 
     def next(self, *words: str, program: str = "lowtide") -> None:
         """End with the files that were written and the command most likely wanted.

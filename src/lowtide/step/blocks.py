@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from lowtide.errors import StepFormatError
-from lowtide.step.graph import Op, StepGraph, Storage, check_graph
+from lowtide.step.graph import Op, StepGraph, check_graph
 
 # The first and last of a few blocks may differ from those between, and what ends where
 # they begin; two are compared, of which the first is repeated.
@@ -85,12 +85,10 @@ def with_told_blocks(step: StepGraph, blocks: Sequence[Block]) -> StepGraph:
         [b.forward.start, b.forward.stop, b.backward.start, b.backward.stop]
         for b in blocks
     ]
-    own = [step.fingerprint, 0, step.turn, step.turn + 1, _own_end(step)]
+    updates = (op.id for op in step.ops if op.phase == "optimizer")
+    end = next(updates, len(step.ops))
+    own = [step.fingerprint, 0, step.turn, step.turn + 1, end]
     return replace(step, facts={**step.facts, "pieces": [own], "blocks": rows})
-
-
-def _own_end(step: StepGraph) -> int:
-    return next((op.id for op in step.ops if op.phase == "optimizer"), len(step.ops))
 
 
 class _Repeater:
@@ -147,7 +145,8 @@ class _Repeater:
             fresh: dict[int, int] = {}
             for x in self.next:
                 fresh[x] = len(storages)
-                storages.append(_renamed(storages[x], fresh[x], c))
+                name = f"{storages[x].name}~{c}"
+                storages.append(replace(storages[x], id=fresh[x], name=name))
             copies.append(fresh)
         copies.append({x: y for x, y in self.next.items()})
         one, two = self.blocks[_ONE], self.blocks[_TWO]
@@ -156,9 +155,10 @@ class _Repeater:
         starts: dict[int, int] = {}
         ranges: dict[int, list[int]] = {c: [] for c in range(1, more + 1)}
 
-        def add(op: Op, c: int | None) -> None:
-            mapped = op if c is None else self.moved(op, copies, c)
-            ops.append(replace(mapped, id=len(ops)))
+        last = copies[more]
+
+        def add(op: Op) -> None:
+            ops.append(replace(op, id=len(ops)))
 
         for op in step.ops:
             if op.id in turned:
@@ -167,14 +167,15 @@ class _Repeater:
                     half = one.forward if op.id == turned[0] else one.backward
                     ranges[c] += [len(ops), len(ops) + len(half)]
                     for i in half:
-                        add(step.ops[i], c)
+                        add(self.moved(step.ops[i], copies, c))
             starts[op.id] = len(ops)
             if op.id in one.forward or op.id in one.backward:
-                add(op, 0)
+                add(self.moved(op, copies, 0))
             elif op.id in two.forward or op.id in two.backward:
-                ops.append(replace(self.behind(op, copies[more]), id=len(ops)))
+                # The block before it is now the last copy.
+                add(op.over_storages(lambda x: last.get(x, x)))
             else:
-                add(op, None)
+                add(op)
         outputs = list(step.outputs)
         for fresh in copies[1:-1]:
             outputs += [fresh[x] for x in step.outputs if x in fresh]
@@ -219,24 +220,8 @@ class _Repeater:
         module = op.module
         if c:
             module = re.sub(rf"\.{_ONE}(?=\.|$)", f".{_ONE}+{c}", module, count=1)
-        return replace(
-            op,
-            reads=tuple(map(here, op.reads)),
-            writes=tuple(map(here, op.writes)),
-            spends=tuple(map(here, op.spends)),
-            over=here(op.over) if op.over >= 0 else -1,
-            module=module,
-            name=op.name if c == 0 else f"{op.name}~{c}",
-        )
-
-    def behind(self, op: Op, last: dict[int, int]) -> Op:
-        """An op of the next block, whose block before is now the last copy."""
-
-        def here(x: int) -> int:
-            return last.get(x, x)
-
-        over = here(op.over) if op.over >= 0 else -1
-        return replace(op, reads=tuple(map(here, op.reads)), over=over)
+        name = op.name if c == 0 else f"{op.name}~{c}"
+        return op.over_storages(here, module=module, name=name)
 
 
 def resident_owners(step: StepGraph, blocks: Sequence[Block]) -> dict[int, int]:
@@ -265,17 +250,11 @@ def _form(op: Op) -> tuple[object, ...]:
     return op.signature or op.target, len(op.reads), len(op.writes), op.once, op.standby
 
 
-def _renamed(storage: Storage, number: int, c: int) -> Storage:
-    return replace(storage, id=number, name=f"{storage.name}~{c}")
-
-
 def _moved_block(block: Block, starts: dict[int, int]) -> Block:
-    return Block(*(_moved_range(r, starts) for r in (block.forward, block.backward)))
+    def moved(ops: range) -> range:
+        return range(starts[ops.start], starts[ops.start] + len(ops))
 
-
-def _moved_range(ops: range, starts: dict[int, int]) -> range:
-    start = starts[ops.start]
-    return range(start, start + len(ops))
+    return Block(moved(block.forward), moved(block.backward))
 
 
 def few_blocks(step: StepGraph) -> tuple[StepGraph, dict[int, int]]:
@@ -294,13 +273,10 @@ def few_blocks(step: StepGraph) -> tuple[StepGraph, dict[int, int]]:
     readers |= dict.fromkeys(blocks[_ONE].ops, behind)
     made = {s for i in gone for s in step.ops[i].writes}
     wanted = [op for op in step.ops if op.id not in gone]
-    used = {readers.get(op.id, {}).get(s, s) for op in wanted for s in (*_slots(op),)}
-    readers_of = _readers(step)
-    used |= {
-        s.id
-        for s in step.storages
-        if s.resident and not (readers_of[s.id] and gone.issuperset(readers_of[s.id]))
-    }
+    used = {readers.get(op.id, {}).get(s, s) for op in wanted for s in _slots(op)}
+    # Residents that nothing reads stay, too.
+    read = {s for op in step.ops for s in op.reads}
+    used.update(s for s in step.resident if s not in read)
     kept = [s for s in step.storages if s.id in used and s.id not in made]
     number = {s.id: n for n, s in enumerate(kept)}
     starts: dict[int, int] = {}
@@ -312,16 +288,7 @@ def few_blocks(step: StepGraph) -> tuple[StepGraph, dict[int, int]]:
         def here(x: int, twin: dict[int, int] = twin) -> int:
             return number[twin.get(x, x)]
 
-        ops.append(
-            replace(
-                op,
-                id=len(ops),
-                reads=tuple(map(here, op.reads)),
-                writes=tuple(map(here, op.writes)),
-                spends=tuple(map(here, op.spends)),
-                over=here(op.over) if op.over >= 0 else -1,
-            )
-        )
+        ops.append(op.over_storages(here, id=len(ops)))
     small = replace(
         step,
         ops=tuple(ops),
@@ -331,14 +298,6 @@ def few_blocks(step: StepGraph) -> tuple[StepGraph, dict[int, int]]:
     check_graph(small)
     few = [_moved_block(b, starts) for b in (*blocks[:_TWO], *blocks[-2:])]
     return with_told_blocks(small, few), number
-
-
-def _readers(step: StepGraph) -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {s.id: [] for s in step.storages}
-    for op in step.ops:
-        for s in op.reads:
-            found[s].append(op.id)
-    return found
 
 
 def _twins(step: StepGraph, of: Block, to: Block) -> dict[int, int]:

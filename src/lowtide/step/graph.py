@@ -24,8 +24,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -108,6 +108,17 @@ class Op:
     spread: Seconds = 0.0
     spends: tuple[Id, ...] = ()
     over: Mark = -1
+
+    def over_storages(self, place: Callable[[int], int], **changes: Any) -> Op:
+        """The same op over other storages: `place` says for each of its own which."""
+        return replace(
+            self,
+            reads=tuple(map(place, self.reads)),
+            writes=tuple(map(place, self.writes)),
+            spends=tuple(map(place, self.spends)),
+            over=place(self.over) if self.over >= 0 else -1,
+            **changes,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -236,6 +236,19 @@ def check_match(step: StepGraph, plan: Plan) -> None:
             )
 
 
+def fitted(step: StepGraph, plan: Plan, budget_bytes: int | None) -> Plan | None:
+    """A plan found for an equal step, as one for this step, if it fits here."""
+    found = make_plan(
+        step,
+        plan.schedule,
+        planner=plan.planner,
+        budget_bytes=budget_bytes,
+        proof=plan.proof,
+    )
+    fits = budget_bytes is None or found.peak_bytes <= budget_bytes
+    return found if fits else None
+
+
 def plan_or_raise(
     step: StepGraph,
     schedule: Sequence[Item],

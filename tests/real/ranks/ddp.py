@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from itertools import accumulate
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from both_ways import compare
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -129,11 +129,7 @@ def main() -> None:
     for name, case in CASES.items():
         torch._dynamo.reset()
         seen: dict[str, Any] = {"case": name, "rank": dist.get_rank()}
-        plain = train(case, planned=False, seen=seen)
-        ours = train(case, planned=True, seen=seen)
-        pairs = list(zip(plain, ours, strict=True))
-        seen["equal"] = all(torch.equal(p, q) for p, q in pairs)
-        print(json.dumps(seen), flush=True)
+        compare(train, case, seen)
     dist.destroy_process_group()
 
 

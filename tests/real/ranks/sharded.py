@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from itertools import accumulate
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from both_ways import compare
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -111,11 +111,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     for case in sys.argv[1:]:
         seen: dict[str, Any] = {"case": case, "rank": dist.get_rank(), "peaks": []}
-        plain = train(case, planned=False, seen=seen)
-        ours = train(case, planned=True, seen=seen)
-        pairs = list(zip(plain, ours, strict=True))
-        seen["equal"] = all(torch.equal(p, q) for p, q in pairs)
-        print(json.dumps(seen), flush=True)
+        compare(train, case, seen)
     dist.destroy_process_group()
 
 

@@ -13,13 +13,15 @@ ask before each layer whether to leave it out (`torch.rand([]) < self.layerdrop`
 by default they never do. Nor can it make again, behind a break, what is left of a loop
 over the values of a dictionary, such as that of `Sequential` over its modules. And a
 table whose gradient is sparse stays outside of the graphs: those hold strided tensors.
-So does the registration of hooks, whose dictionaries dynamo makes again as plain ones.
+So does the registration of hooks, whose dictionaries dynamo makes again as plain ones,
+and what an op that is written in Python does inside, as with torch's own custom ops.
 """
 
 from __future__ import annotations
 
 import copy
 import inspect
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,15 +29,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import _ops, nn
 from torch._dynamo import trace_rules
 from torch._dynamo.bytecode_transformation import (
     create_build_tuple,
     create_call_function,
 )
+from torch._dynamo.convert_frame import CatchErrorsWrapper
 from torch._dynamo.eval_frame import skip_code
 from torch._dynamo.exc import unimplemented
 from torch._dynamo.symbolic_convert import InstructionTranslatorBase
+from torch._dynamo.types import (
+    ConvertFrameReturn,
+    FrameAction,  # pyright: ignore[reportPrivateImportUsage]
+    FrameExecStrategy,  # pyright: ignore[reportPrivateImportUsage]
+)
 from torch._dynamo.variables import (
     ConstantVariable,
     TensorVariable,
@@ -45,6 +53,7 @@ from torch._dynamo.variables.iter import DictValuesIterator
 from torch._dynamo.variables.misc import GetAttrVariable
 from torch.nn import functional as F
 
+from lowtide.engine.capture.questions import QUESTIONS, is_told_no
 from lowtide.engine.seam import COMPARE
 
 _STATE = threading.local()
@@ -55,6 +64,7 @@ _call_method: Any = GetAttrVariable.call_method
 _call_torch: Any = TorchInGraphFunctionVariable.call_function
 _make_again: Any = DictValuesIterator.reconstruct
 _files_to_capture: Any = trace_rules.get_legacy_mod_inlinelist
+_convert: Any = CatchErrorsWrapper.__call__
 
 
 @contextmanager
@@ -80,6 +90,15 @@ def _has_backedge(translator: Any) -> bool:
 def _inlinelist() -> set[str]:
     files = _files_to_capture()
     return {*files, _MODULES} if _goes_on() else files
+
+
+def _convert_outside_of_ops(converter: Any, *given: Any) -> ConvertFrameReturn:
+    """Capture a function that is about to run, unless an op has called it."""
+    caller = sys._getframe(1).f_code.co_filename
+    if not getattr(_STATE, "is_ours", False) or caller != _ops.__file__:
+        return _convert(converter, *given)
+    skip = FrameExecStrategy(FrameAction.SKIP, FrameAction.SKIP)
+    return ConvertFrameReturn(skip, apply_to_code=False)
 
 
 def _call_on_attribute(attribute: Any, tx: Any, name: str, *given: Any) -> Any:
@@ -110,7 +129,9 @@ _SPARSE: dict[Any, inspect.Signature] = {
 }
 
 
-def _call_strided(function: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+def _call_as_eager(function: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+    if function.value in QUESTIONS and is_told_no(tx):
+        return ConstantVariable.create(False)
     signature = _SPARSE.get(function.value) if callable(function.value) else None
     if signature is not None and getattr(_STATE, "is_ours", False):
         sparse = signature.bind(*args, **kwargs).arguments.get("sparse")
@@ -136,7 +157,8 @@ def _make_rest_of_values(values: Any, codegen: Any) -> None:
     codegen.extend_output(create_call_function(1, False))
 
 
-TorchInGraphFunctionVariable.call_function = _call_strided  # type: ignore[method-assign]
+TorchInGraphFunctionVariable.call_function = _call_as_eager  # type: ignore[method-assign]
+CatchErrorsWrapper.__call__ = _convert_outside_of_ops  # type: ignore[method-assign]
 DictValuesIterator.reconstruct = _make_rest_of_values  # type: ignore[method-assign]
 setattr(TensorVariable, COMPARE, _compare_with_draw)
 GetAttrVariable.call_method = _call_on_attribute  # type: ignore[method-assign]

@@ -8,6 +8,7 @@ budget may be a share, is what the checkpoints leave of it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from torch import fx
 
@@ -26,8 +27,12 @@ def part_of(node: fx.Node) -> int | None:
 def checkpointed_peak_bytes(step: StepGraph, part: Sequence[int | None]) -> int:
     """Peak of eager's step if each part is run again before its backward.
 
-    `part` has for each op the number of its part, or `None`.
+    `part` has for each op the number of its part, or `None`. A part is run again with
+    all that is in it, also what a plan would run only once: dropout, for which eager
+    puts the random numbers back, and batch norm, which it lets count twice.
     """
+    ops = [op if part[op.id] is None else replace(op, once="") for op in step.ops]
+    step = replace(step, ops=tuple(ops))
     kept = _kept(step, part)
     early = {s for op in step.ops[: step.turn] for s in op.writes} - kept
     late = {s for op in step.ops[step.turn + 1 :] for s in op.reads} & early

@@ -29,7 +29,8 @@ from torch._subclasses.fake_tensor import (
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-_VALUES_DECIDE = (DataDependentOutputException, DynamicOutputShapeException)
+# What is raised where tracing would have to look at values.
+VALUES_DECIDE = (DataDependentOutputException, DynamicOutputShapeException)
 _INPUTS = "lowtide_inputs"
 _Like = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device]
 
@@ -161,7 +162,7 @@ def _looks_at_values(formula: _Formula, tensors: Sequence[torch.Tensor]) -> bool
         ]
         try:
             formula.run(fakes)
-        except _VALUES_DECIDE:
+        except VALUES_DECIDE:
             return True
         except Exception:
             return False  # it will be raised again where it is told better

@@ -21,6 +21,7 @@ from lowtide.engine.head import (
     Head,
     Layout,
     Loss,
+    Read,
     head_ahead,
     head_arrived,
     head_gradients,
@@ -101,16 +102,15 @@ class _Finder:
             is_transposed=backward is not None and backward.is_transposed,
         )
         parts = default_parts(head)
-        given = (found.hidden, found.matrix, found.bias, target)
-        sized = self.storages((*given, found.product))
+        read: Any = (found.hidden, found.matrix, found.bias, target)
+        sized = self.storages((*read, found.product))
         if parts is None or not self.piece.formulas.keys().isdisjoint(sized):
             return []
         made_of = self.ops(found.product, found.cast, found.logs)
         items = sorted(op.node.users, key=lambda user: cast(int, user.args[1]))
-        forward = Form(
-            "head_loss", head_loss, (*given, loss), tuple(items), (*made_of, op), head
-        )
-        forms = [self.form(op, [op], given, forward)]
+        given, results = (Read(*read), loss), tuple(items)
+        forward = Form("head_loss", head_loss, given, results, (*made_of, op), head)
+        forms = [self.form(op, [op], read, forward)]
         if backward is not None and op.is_forward:
             forms.append(self.gradients(backward, forward))
             if not found.bias and reduction:
@@ -120,17 +120,18 @@ class _Finder:
     def gradients(self, backward: _Backward, forward: Form) -> PieceOp | None:
         """The gradients of a head, in parts."""
         product = forward.made_of[:1]
-        read = (backward.sent.args[0], *forward.given[:4], backward.sent.args[6])
+        read, loss = forward.given
+        gradient, total_weight = backward.sent.args[0], backward.sent.args[6]
         ends = self.ops(*backward.results)
         form = Form(
             "head_gradients",
             head_gradients,
-            (*read, forward.given[4], backward.is_transposed),
+            (gradient, read, total_weight, loss, backward.is_transposed),
             backward.results,
             (*forward.made_of[:-1], *backward.ops, *product, *backward.ops, *ends),
             forward.head,
         )
-        return self.form(ends[0], ends, read, form)
+        return self.form(ends[0], ends, (gradient, *read, total_weight), form)
 
     def ahead(
         self, op: PieceOp, backward: _Backward, forward: Form, at_once: bool
@@ -141,7 +142,7 @@ class _Finder:
         likes = {f"{n.name} ahead": n.meta["val"] for n in (matrix, hidden, first)}
         ends = self.ops(matrix, hidden)
         product = () if at_once else forward.made_of[:1]
-        loss = forward.given[4]
+        read, loss = forward.given
         leaves = tuple(self.ours(name, value) for name, value in likes.items())
         early = replace(
             forward,
@@ -151,18 +152,18 @@ class _Finder:
             made_of=(*forward.made_of, *backward.ops, *product, *ends),
             leaves=leaves,
         )
-        read = (backward.sent.args[0], *forward.given[:4], backward.sent.args[6])
+        gradient, total_weight = backward.sent.args[0], backward.sent.args[6]
         late = Form(
             "head_arrived",
             head_arrived,
-            (*read, loss, backward.is_transposed),
+            (gradient, read, total_weight, loss, backward.is_transposed),
             (matrix, hidden),
             (),
             forward.head,
             takes=leaves,
         )
-        made = self.form(op, [op], forward.given[:4], early)
-        done = self.form(ends[0], ends, read, late)
+        made = self.form(op, [op], read, early)
+        done = self.form(ends[0], ends, (gradient, *read, total_weight), late)
         return [made, done] if made is not None and done is not None else []
 
     def ours(self, name: str, like: torch.Tensor) -> int:

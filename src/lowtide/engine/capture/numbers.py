@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from lowtide.engine.capture.nodes import made_from
+
 Run = Callable[..., Any]
 
 
@@ -58,12 +60,7 @@ def _is_number(node: Any) -> bool:
 
 def _only(gm: fx.GraphModule, nodes: Sequence[fx.Node]) -> fx.GraphModule:
     """The part of a graph that computes some of its nodes; it takes all inputs."""
-    needed, waiting = set[fx.Node](), list(nodes)
-    while waiting:
-        node = waiting.pop()
-        if node not in needed:
-            needed.add(node)
-            waiting += node.all_input_nodes
+    needed = made_from(nodes)
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for node in gm.graph.nodes:

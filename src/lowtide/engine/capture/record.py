@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -328,20 +329,10 @@ class _Composer:
         start = len(self.ops)
         for op in self.parts[index].ops:
             if op.phase == visit.phase and op.opens < 0:
-                self.ops.append(self.moved(op, index))
+                place = partial(self.placed, index)
+                self.ops.append(op.over_storages(place, id=len(self.ops), piece=index))
         slot = 1 if visit.phase == "forward" else 3
         self.ranges[index][slot : slot + 2] = [start, len(self.ops)]
-
-    def moved(self, op: Op, index: int) -> Op:
-        return replace(
-            op,
-            id=len(self.ops),
-            reads=tuple(self.placed(index, s) for s in op.reads),
-            writes=tuple(self.placed(index, s) for s in op.writes),
-            spends=tuple(self.placed(index, s) for s in op.spends),
-            over=self.placed(index, op.over) if op.over >= 0 else -1,
-            piece=index,
-        )
 
 
 def _together(extras: Sequence[int]) -> int:

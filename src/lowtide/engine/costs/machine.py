@@ -33,12 +33,8 @@ def device_name(device: torch.device) -> str:
         return torch.cuda.get_device_name(device)
     if device.type != "cpu":
         return device.type
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
+    with suppress(OSError):
+        return told_by_linux("cpuinfo", "model name")
     return platform.processor() or platform.machine()
 
 
@@ -155,13 +151,18 @@ def _set_log_level(level: int) -> None:
             current.value = level
 
 
+def told_by_linux(file: str, field: str) -> str:
+    """What stands behind a name in a file of /proc. Raises `OSError` elsewhere."""
+    for line in Path("/proc", file).read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == field:
+            return value.strip()
+    raise OSError(f"no {field} in /proc/{file}")
+
+
 def status_bytes(field: str) -> int:
     """A size that Linux tells of this process, such as VmHWM, its high-water mark.
 
-    Raises `OSError` on other systems. psutil knows neither this mark nor how to reset
-    it, so it would not help here.
+    psutil knows neither this mark nor how to reset it, so it would not help here.
     """
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field + ":"):
-            return int(line.split()[1]) * 1024
-    raise OSError(f"no {field} in /proc/self/status")
+    return int(told_by_linux("self/status", field).split()[0]) * 1024

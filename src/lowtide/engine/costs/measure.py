@@ -110,8 +110,10 @@ def _measure_group(
     group: Sequence[Call], device: torch.device, sweeper: _Sweeper
 ) -> list[MeasuredCall]:
     clock = _CudaClock() if device.type == "cuda" else _HostClock()
+    size = sum(map(size_bytes, group))
+    sweeper.make_room(size)
     prepared = [_prepare(call, device) for call in group]
-    sweep_bytes = sweeper.cache_bytes - sum(map(size_bytes, group))
+    sweep_bytes = sweeper.cache_bytes - size
     spent, runs = 0.0, 0
     while not _enough(runs, spent) and not all(p.error for p in prepared):
         sweeper.sweep(sweep_bytes)
@@ -179,17 +181,27 @@ class _Sweeper:
 
     def __init__(self, device: torch.device, room_bytes: int | None) -> None:
         self.device = device
-        self.cache_bytes = cache_bytes(device) * 3 // 4
+        self.cache_bytes = self.spare_bytes = cache_bytes(device) * 3 // 4
+        self.room_bytes = room_bytes
         if room_bytes is not None:
             self.cache_bytes = min(self.cache_bytes, room_bytes // 2)
         self._spare: torch.Tensor | None = None
+
+    def make_room(self, nbytes: int) -> None:
+        """Leave room for a group of ops, and for as much scratch."""
+        left = self.cache_bytes
+        if self.room_bytes is not None:
+            left = min(left, max(0, self.room_bytes - 2 * nbytes))
+        self.spare_bytes = left
+        if self._spare is not None and self._spare.nbytes > left:
+            self._spare = None
 
     def sweep(self, nbytes: int) -> None:
         if nbytes <= 0:
             self._spare = None  # what runs next takes more than a group may
             return
         if self._spare is None:
-            length = self.cache_bytes // 4
+            length = self.spare_bytes // 4
             self._spare = torch.ones(length, device=self.device, dtype=torch.float32)
         self._spare[: nbytes // 4].neg_()
 

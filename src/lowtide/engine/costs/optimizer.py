@@ -9,16 +9,16 @@ foreach, fused), and nothing is allocated.
 
 from __future__ import annotations
 
-import gc
-from collections import OrderedDict, defaultdict
-from collections.abc import Container, Iterable, Mapping
+import weakref
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import compress
-from typing import Any, NamedTuple, TypeVar, Unpack
-from weakref import WeakKeyDictionary
+from itertools import chain, pairwise
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from torch._subclasses import FakeTensor, FakeTensorMode
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lowtide.engine.capture.call import Call, show_tensor, signature_of
@@ -32,8 +32,6 @@ from lowtide.engine.costs.cost import Cost
 from lowtide.engine.costs.prices import Pricing, costs
 from lowtide.errors import InvalidArgumentError
 from lowtide.step.graph import Kind, Op, Region, StepGraph, check_graph
-
-T = TypeVar("T")
 
 _ONCE = "is part of the optimizer's update"
 
@@ -93,13 +91,17 @@ class _State(NamedTuple):
 
 @dataclass(slots=True)
 class _Update:
-    """A watched update. Keys are those of fake storages, which `alive` keeps unique."""
+    """A watched update. Keys are those of fake storages, which `alive` keeps unique.
+
+    `ends` is, for the storage of each result, how many calls came before its end.
+    """
 
     trained: list[_Trained]
     state: dict[int, _State] = field(default_factory=dict)
     calls: list[_Seen] = field(default_factory=list)
     made: dict[int, torch.Tensor] = field(default_factory=dict)
     alive: list[Any] = field(default_factory=list)
+    ends: dict[int, int] = field(default_factory=dict)
 
 
 class UpdateBytes(NamedTuple):
@@ -109,8 +111,8 @@ class UpdateBytes(NamedTuple):
     temporaries: int
 
 
-_KNOWN: WeakKeyDictionary[torch.optim.Optimizer, tuple[str, UpdateBytes]] = (
-    WeakKeyDictionary()
+_KNOWN: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[str, UpdateBytes]] = (
+    weakref.WeakKeyDictionary()
 )
 
 
@@ -165,49 +167,26 @@ def _alike(optimizer: torch.optim.Optimizer) -> dict[int, int]:
     """Parameters to watch, by id, and how many there are like each of them.
 
     Torch's own optimizers, in their plain form, take one parameter after the other, and
-    do the same with all that are alike. Of others nothing is known.
+    do the same with all that are alike; what they made for the one before is still held
+    for a while. So both are watched where a kind follows another for the first time. Of
+    other optimizers nothing is known.
     """
     is_own = type(optimizer).__module__.startswith("torch.optim.")
-    first: dict[Any, int] = {}
-    found: dict[int, int] = {}
+    kinds: dict[int, Any] = {}
     for number, group in enumerate(optimizer.param_groups):
         form = {**group, **_form(group, group["params"])}
         is_plain = is_own and not form.get("foreach") and not form.get("fused")
         for p in (p for p in group["params"] if p.requires_grad):
             kind = number, p.shape, p.stride(), p.dtype, p.device, p in optimizer.state
-            leader = first.setdefault(kind if is_plain else id(p), id(p))
-            found[leader] = found.get(leader, 0) + 1
-    return found
-
-
-def optimizer_of(modules: Iterable[torch.nn.Module]) -> torch.optim.Optimizer | None:
-    """The optimizer in this process that updates parameters of these modules.
-
-    Of several, the one with the most of them.
-    """
-    own = {id(p) for module in modules for p in module.parameters()}
-
-    def num_own(optimizer: torch.optim.Optimizer) -> int:
-        groups = optimizer.__dict__.get("param_groups", ())
-        return sum(id(p) in own for group in groups for p in group["params"])
-
-    best = max(living(torch.optim.Optimizer), key=num_own, default=None)
-    return best if best is not None and num_own(best) else None
-
-
-def living(kind: type[T]) -> list[T]:
-    """The objects of this kind in the process.
-
-    There may be millions of others, so nothing here is done in Python for each of them.
-    `isinstance` would also ask lazy objects for a class that they would have to load.
-    """
-    kinds: set[type] = {kind}
-    waiting: list[type] = [kind]
-    while waiting:
-        waiting += (new := set(waiting.pop().__subclasses__()) - kinds)
-        kinds |= new
-    objects = gc.get_objects()
-    return list(compress(objects, map(kinds.__contains__, map(type, objects))))
+            kinds[id(p)] = kind if is_plain else id(p)
+    order = [*kinds]
+    first = {(kinds[a], kinds[b]): (a, b) for a, b in reversed([*pairwise(order)])}
+    watched = dict.fromkeys([*order[:1], *chain(*first.values())], 1)
+    num_watched = Counter(kinds[key] for key in watched)
+    leaders = {kinds[key]: key for key in watched}
+    for kind, count in Counter(kinds.values()).items():
+        watched[leaders[kind]] += count - num_watched[kind]
+    return watched
 
 
 def _watch(
@@ -228,6 +207,12 @@ def _watch(
         }
         with _Watcher(update):
             step_without_hooks(double)
+        # What a variable still holds when nobody reads it any more, such as that of the
+        # parameter before, ends at a later call, as if that read it.
+        for key, number in update.ends.items():
+            seen = update.calls[number - 1]
+            if key not in (*seen.reads, *seen.writes):
+                update.calls[number - 1] = seen._replace(reads=(*seen.reads, key))
     except (TypeError, RuntimeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InvalidArgumentError(
@@ -336,6 +321,10 @@ class _Watcher(_WithoutResult):
         self.known = set(update.state)
         self.known.update(storage_key(t) for _, *fakes in update.trained for t in fakes)
 
+    def note_end(self, key: int) -> None:
+        """A tensor of this storage is held by nobody any more."""
+        self.update.ends[key] = len(self.update.calls)
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
@@ -348,13 +337,21 @@ class _Watcher(_WithoutResult):
             for t in tensors_in(result)
             if (key := storage_key(t)) not in self.known and key not in given
         }
+        for t in tensors_in(result):
+            if (key := storage_key(t)) in made or key in self.update.made:
+                weakref.finalize(t, self.note_end, key).atexit = False
         if not made and not func._schema.is_mutable:
             return result  # a view
-        self.update.alive.append((given, result))
+        # Aliases are held here, so that these end when the optimizer ends them.
+        args, kwargs, held = pytree.tree_map_only(
+            torch.Tensor, torch.Tensor.detach, (args, kwargs, result)
+        )
+        self.update.alive.append(held)
         reads = tuple(key for key in given if key in self.known)
         self.known.update(made)
-        self.update.made.update(made)
-        call = Call(func, args, kwargs, result, signature_of(func, args, kwargs, _show))
+        alike = {storage_key(t): t for t in tensors_in(held)}
+        self.update.made.update((key, alike[key]) for key in made)
+        call = Call(func, args, kwargs, held, signature_of(func, args, kwargs, _show))
         self.update.calls.append(_Seen(call, reads, tuple(made)))
         return result
 

@@ -86,7 +86,22 @@ def read_compiled(
     the backward takes these, and then the tangents. `kinds` and `names` say, by
     position, what each input of the forward is and what to call it.
     """
-    return _Reader(forward, backward, num_outputs, kinds, names).read()
+    outputs, _ = outputs_of(forward)
+    piece = CompiledPiece(
+        forward,
+        forward_outputs=outputs[:num_outputs],
+        gradients=outputs_of(backward)[0],
+        mutated_inputs={},
+        absent_tangents=frozenset(),
+        primals=inputs_of(forward),
+        tangents=tangents_of(backward),
+        forward=forward,
+        backward=backward,
+        saved=outputs[num_outputs:],
+        launches=[],
+        value_of={},
+    )
+    return _Reader(piece, kinds, names).read()
 
 
 @dataclass
@@ -112,30 +127,11 @@ class _Half:
 
 class _Reader:
     def __init__(
-        self,
-        forward: fx.GraphModule,
-        backward: fx.GraphModule,
-        num_outputs: int,
-        kinds: dict[int, Kind],
-        names: dict[int, str],
+        self, piece: CompiledPiece, kinds: dict[int, Kind], names: dict[int, str]
     ) -> None:
-        (outputs, _), inputs = outputs_of(forward), inputs_of(backward)
-        self.piece = CompiledPiece(
-            forward,
-            forward_outputs=outputs[:num_outputs],
-            gradients=outputs_of(backward)[0],
-            mutated_inputs={},
-            absent_tangents=frozenset(),
-            primals=inputs_of(forward),
-            tangents=tangents_of(backward),
-            forward=forward,
-            backward=backward,
-            saved=outputs[num_outputs:],
-            launches=[],
-            value_of={},
-        )
-        self.crossing = inputs[: len(self.piece.saved)]
-        self.kinds, self.names = kinds, names
+        self.piece, self.kinds, self.names = piece, kinds, names
+        forward, backward = piece.forward, piece.backward
+        self.crossing = inputs_of(backward)[: len(piece.saved)]
         self.early = _Half("forward", forward, lower(forward, is_backward=False))
         self.late = _Half("backward", backward, lower(backward, is_backward=True))
         self.ops: list[Op] = []

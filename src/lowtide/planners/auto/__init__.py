@@ -50,15 +50,16 @@ itself needs decides, which the program does not see.
 from __future__ import annotations
 
 from lowtide.planners._blocks import plan_blocks
-from lowtide.planners.auto._forms import with_forms
+from lowtide.planners.auto._forms import Choice, with_forms
 from lowtide.planners.auto._frontier import frontier as frontier
 from lowtide.planners.auto._frontier import lowest_within as lowest_within
+from lowtide.planners.auto._problem import Problem
 from lowtide.planners.auto._search import Search, floor_seconds, lowest
 from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan
 
 # What share of the limit more is for the bound of a step that has forms.
-PROOF_SHARE = 0.2
+PROOF_SHARE = 0.5
 
 
 def plan(
@@ -84,11 +85,15 @@ def plan(
             return lowest(step)
         return Search(step, time_limit).fastest(budget_bytes)
 
-    def prove(step: StepGraph, plan: Plan) -> float:
-        search = Search(step, PROOF_SHARE * time_limit)
+    def prove(
+        step: StepGraph, plan: Plan, sure: Choice, never: Choice, share: float
+    ) -> float:
+        problem = Problem(step, sure=sure, never=never)
+        search = Search(step, share * PROOF_SHARE * time_limit, problem=problem)
         search.budget = float(plan.budget_bytes)
         search.offer(search.evaluator.draft(plan.ops))
-        search.prove(1.0)
+        search.prove(0.5)
+        search.refine()
         return max(search.proven, search.needed_seconds)
 
     return with_forms(step, budget_bytes, find, prove)

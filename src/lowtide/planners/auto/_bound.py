@@ -72,7 +72,7 @@ class Relaxation:
         seconds: list[float] = [x * self.scale for x in problem.seconds]
         for cost in seconds * self.intervals + [0.0] * (len(moments) * self.width):
             self.program.column(0.0, 1.0, cost=cost)
-        self.producers = problem.step.producers
+        self.producers = problem.makers
         self._fix_residents()
         self._once()
         for j in range(self.intervals):
@@ -116,11 +116,11 @@ class Relaxation:
     def _once(self) -> None:
         problem = self.problem
         for number in range(self.count):
-            if not problem.once[number]:
-                continue
-            if problem.step.ops[number].standby:
+            is_standby = problem.step.ops[number].standby
+            if number in problem.never or (is_standby and problem.once[number]):
                 for j in range(self.intervals):
                     self.program.upper[self.ran(number, j)] = 0.0
+            if is_standby or not problem.once[number]:
                 continue
             ran = {self.ran(number, j): 1.0 for j in range(self.intervals)}
             self.program.row(1.0, np.inf, ran)

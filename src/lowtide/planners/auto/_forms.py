@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import combinations
+from typing import NamedTuple
 
 from lowtide.errors import BudgetTooSmallError
 from lowtide.planners._memory import recall
@@ -21,11 +22,16 @@ from lowtide.step.remake import remaking
 from lowtide.step.schedule import make_plan, with_frees
 
 Find = Callable[[StepGraph, int | None], Plan]
-Prove = Callable[[StepGraph, Plan], float]
 Choice = frozenset[int]
+# A time that no schedule within a plan's budget beats which runs each of the first
+# forms and none of the second, for a share of the work.
+Prove = Callable[[StepGraph, Plan, Choice, Choice, float], float]
 NONE: Choice = frozenset()
 # Of so many, every choice is looked at.
 MOST_FORMS = 4
+# What share of the work of proving is for all cases together; the rest is for the one
+# of which least is proven then.
+FIRST_LOOK = 0.3
 
 
 def with_forms(
@@ -33,14 +39,14 @@ def with_forms(
 ) -> Plan:
     """The best plan that `find` finds, with some forms or without.
 
-    `prove` gives a time that no schedule within a plan's budget beats, even one that
-    runs forms beside what they replace.
+    Schedules may run forms beside what they replace. So the bound is the least of what
+    `prove` says of those that run some forms and no others, for each choice of some.
     """
     if not all_forms(step):
         return find(step, budget)
     if budget is None:
         lowest = _planned(step, least_forms(step), None, find)
-        if lowest.peak_bytes <= _sure_with(step, NONE, NONE)[1]:
+        if lowest.peak_bytes <= _case(step, NONE, all_forms(step)).nbytes:
             return lowest
         plain = _planned(step, NONE, None, find)
         return min(lowest, plain, key=lambda plan: (plan.peak_bytes, plan.seconds))
@@ -62,7 +68,7 @@ def with_forms(
         raise min(errors, key=lambda error: error.floor_bytes)
     if prove is None or best.proof.stopped_by == "optimal":
         return best
-    return replace(best, proof=_at_least(best, prove(step, best)))
+    return replace(best, proof=_at_least(best, _least_seconds(step, best, prove)))
 
 
 def choices(step: StepGraph) -> tuple[Choice, ...]:
@@ -160,11 +166,15 @@ def _proof(step: StepGraph, choice: Choice, plan: Plan) -> Proof:
     forms those of the whole step, but for schedules that use some.
     """
     proof = plan.proof
+
+    def is_proven(case: _Case) -> bool:
+        return not choice and not case.used and bool(case.never)
+
     bound = min(
         (
-            proof.bound_seconds if not some and not choice else seconds
-            for some, seconds, nbytes in _sure(step)
-            if nbytes <= plan.budget_bytes
+            proof.bound_seconds if is_proven(case) else case.seconds
+            for case in _sure(step)
+            if case.nbytes <= plan.budget_bytes
         ),
         default=0.0,
     )
@@ -172,6 +182,22 @@ def _proof(step: StepGraph, choice: Choice, plan: Plan) -> Proof:
     least = min(proof.bound_bytes, _least_bytes(step))
     known = replace(proof, bound_seconds=0.0, stopped_by=stopped, bound_bytes=least)
     return _at_least(replace(plan, proof=known), bound)
+
+
+def _least_seconds(step: StepGraph, plan: Plan, prove: Prove) -> float:
+    """No schedule within the plan's budget takes less, whatever forms it uses."""
+    fitting = [case for case in _sure(step) if case.nbytes <= plan.budget_bytes]
+    least = {case: case.seconds for case in fitting if case.seconds < plan.seconds}
+
+    def look(case: _Case, share: float) -> None:
+        found = prove(step, plan, case.used, case.never, share)
+        least[case] = max(least[case], found)
+
+    for case in least:
+        look(case, FIRST_LOOK / len(least))
+    if least:
+        look(min(least, key=least.__getitem__), 1.0 - FIRST_LOOK)
+    return min(least.values(), default=plan.seconds)
 
 
 def _at_least(plan: Plan, seconds: float) -> Proof:
@@ -187,24 +213,32 @@ def _at_least(plan: Plan, seconds: float) -> Proof:
     )
 
 
-def _sure(step: StepGraph) -> list[tuple[Choice, float, int]]:
+class _Case(NamedTuple):
+    """Schedules that run these forms and not those: what they need at least."""
+
+    used: Choice
+    never: Choice
+    seconds: float
+    nbytes: int
+
+
+def _sure(step: StepGraph) -> list[_Case]:
     """For each choice of forms, the time and the peak of what has to run with it.
 
     If there are many, one entry stands for all of them: what runs with every choice.
     """
     every = all_forms(step)
     if len(every) > MOST_FORMS:
-        return [(every, *_sure_with(step, NONE, every))]
+        return [_case(step, NONE, NONE)]
     some = [frozenset(c) for n in range(len(every) + 1) for c in combinations(every, n)]
-    return [(choice, *_sure_with(step, choice, choice)) for choice in some]
+    return [_case(step, choice, every - choice) for choice in some]
 
 
-def _sure_with(step: StepGraph, used: Choice, allowed: Choice) -> tuple[float, int]:
-    """Time and peak of the ops that run in every schedule with these forms."""
-    others = all_forms(step).difference(allowed)
+def _case(step: StepGraph, used: Choice, never: Choice) -> _Case:
+    """What schedules need that run these forms and not those."""
 
     def only_maker(storage: int) -> int:
-        makers = [i for i in step.producers[storage] if i not in others]
+        makers = [i for i in step.producers[storage] if i not in never]
         return makers[0] if len(makers) == 1 else -1
 
     sure = {i for i in step.baseline if step.ops[i].once}.union(used)
@@ -212,13 +246,14 @@ def _sure_with(step: StepGraph, used: Choice, allowed: Choice) -> tuple[float, i
     read = {s for i in sure for s in step.ops[i].reads}
     walk = remaking(step, read, step.resident, maker_of=only_maker)
     sure.update(walk.ops)
+    seconds = sum(step.ops[i].seconds for i in sorted(sure))
     nbytes = max((_own_bytes(step, i) for i in sure), default=0)
-    return sum(step.ops[i].seconds for i in sorted(sure)), step.resident_bytes + nbytes
+    return _Case(used, never, seconds, step.resident_bytes + nbytes)
 
 
 def _least_bytes(step: StepGraph) -> int:
     """No schedule has a lower peak, whatever forms it uses."""
-    return min(nbytes for _, _, nbytes in _sure(step))
+    return min(case.nbytes for case in _sure(step))
 
 
 def _extra_seconds(step: StepGraph, choice: Iterable[int]) -> float:

@@ -66,11 +66,12 @@ def worst_moment(
 
 
 def first_runs(problem: Problem, draft: Draft) -> list[int]:
-    """The positions at which ops of the baseline run for the first time."""
+    """The positions at which ops run first that every schedule may be asked to run."""
     seen: set[int] = set()
     positions: list[int] = []
     for position, number in enumerate(draft.ops):
-        if number not in seen and not problem.step.ops[number].standby:
+        is_standby = problem.step.ops[number].standby and number not in problem.sure
+        if number not in seen and not is_standby:
             seen.add(number)
             positions.append(position)
     return positions

@@ -6,18 +6,28 @@ search depends on them. Bytes are floats: whole numbers up to 2**53 stay exact.
 
 from __future__ import annotations
 
-from functools import cached_property
+from collections.abc import Iterable
+from functools import cached_property, reduce
+from operator import or_
 
 from lowtide.planners.auto._evaluator import Evaluator
 from lowtide.step.graph import StepGraph
-from lowtide.step.remake import remaking
 
 
 class Problem:
-    """One step, prepared for the search."""
+    """One step, prepared for the search.
 
-    def __init__(self, step: StepGraph) -> None:
-        self.step = step
+    Of its schedules, those are meant that run each op of `sure` and none of `never`.
+    """
+
+    def __init__(
+        self,
+        step: StepGraph,
+        *,
+        sure: frozenset[int] = frozenset(),
+        never: frozenset[int] = frozenset(),
+    ) -> None:
+        self.step, self.sure, self.never = step, sure, never
         self.reads, self.writes = (
             [tuple(s for s in row if not step.storages[s].resident) for row in rows]
             for rows in ((o.reads for o in step.ops), (o.writes for o in step.ops))
@@ -72,50 +82,67 @@ class Problem:
         return alike
 
     @cached_property
+    def makers(self) -> list[tuple[int, ...]]:
+        """For each storage, the ops that may make it."""
+        return [
+            tuple(i for i in makers if i not in self.never)
+            for makers in self.step.producers
+        ]
+
+    @cached_property
     def must_run(self) -> frozenset[int]:
         """Ops that every schedule runs: for their effect, or as only makers."""
-        effects = {i for i in self.baseline if self.once[i]}
-        for s in self.step.outputs:
-            if len(self.step.producers[s]) == 1:
-                effects.add(self.step.producers[s][0])
-        return frozenset(effects).union(self._before(effects))
+        outputs = [s for s in self.step.outputs if not self.step.storages[s].resident]
+        mask = _union(self._made_before[s] for s in outputs)
+        for i in (*(i for i in self.baseline if self.once[i]), *self.sure):
+            mask |= self._earlier[i] | 1 << i
+        return _numbers(mask)
 
     def ancestors_of(self, number: int) -> frozenset[int]:
         """Ops that have run before this op runs for the first time, in any schedule."""
         if number not in self._ancestors:
-            self._ancestors[number] = self._before({number})
+            self._ancestors[number] = _numbers(self._earlier[number])
         return self._ancestors[number]
 
-    @cached_property
-    def _earlier(self) -> dict[int, int]:
-        """For each op of the baseline, its ancestors as the bits of a number."""
-        earlier: dict[int, int] = {}
-        producers = self.step.producers
-        for number, op in enumerate(self.step.ops):
-            if op.standby:
-                continue
-            mask = 0
-            for s in self.reads[number]:
-                if len(producers[s]) == 1:
-                    maker = producers[s][0]
-                    mask |= earlier[maker] | 1 << maker
-            earlier[number] = mask
-        return earlier
-
     def comes_before(self, first: int, second: int) -> bool:
-        """Whether an op of the baseline is an ancestor of another."""
+        """Whether an op has run, in any schedule, when another first runs."""
         return bool(self._earlier[second] >> first & 1)
 
-    def _before(self, numbers: set[int]) -> frozenset[int]:
-        step = self.step
+    @cached_property
+    def _earlier(self) -> list[int]:
+        """For each op, its ancestors as the bits of a number."""
+        return [_union(self._made_before[s] for s in reads) for reads in self.reads]
 
-        def only_maker(storage: int) -> int:
-            makers = step.producers[storage]
-            return makers[0] if len(makers) == 1 else -1
+    @cached_property
+    def _made_before(self) -> list[int]:
+        """For each storage, the ops that have run once it is there, as bits.
 
-        read = {s for number in numbers for s in step.ops[number].reads}
-        walk = remaking(step, read, self.residents, maker_of=only_maker)
-        return frozenset(walk.ops)
+        Of several makers any may be the first; so what each of them needs, has run.
+        We begin with every op and leave out what is not so, until nothing changes.
+        """
+        step, every = self.step, (1 << len(self.step.ops)) - 1
+        found = [0 if s.resident else every for s in step.storages]
+        changed = True
+        while changed:
+            changed = False
+            for writes in self.writes:
+                for s in writes:
+                    mask = every
+                    for maker in self.makers[s]:
+                        reads = self.reads[maker]
+                        mask &= _union(found[r] for r in reads) | 1 << maker
+                    changed |= mask != found[s]
+                    found[s] = mask
+        return found
+
+
+def _union(masks: Iterable[int]) -> int:
+    return reduce(or_, masks, 0)
+
+
+def _numbers(mask: int) -> frozenset[int]:
+    """The places of the bits that are set."""
+    return frozenset(i for i, bit in enumerate(reversed(f"{mask:b}")) if bit == "1")
 
 
 def outputs_late(problem: Problem) -> list[int]:

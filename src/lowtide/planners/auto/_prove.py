@@ -41,7 +41,7 @@ def bound_seconds(
     chosen: list[int] = []
     best, failures = 0.0, 0
     for candidate in candidates:
-        if effort.is_over() or failures >= MOST_FAILURES:
+        if effort.is_over() or failures >= MOST_FAILURES or best == float("inf"):
             break
         moments = _in_order(problem, [*chosen, candidate])
         if moments is None:

@@ -67,9 +67,10 @@ class Search:
         time_limit: float,
         *,
         clock: Callable[[], float] = time.thread_time,
+        problem: Problem | None = None,
     ) -> None:
         self.step = step
-        self.problem = Problem(step)
+        self.problem = problem or Problem(step)
         self.evaluator = self.problem.evaluator
         self.exact_seconds = 0.4 * time_limit
         self.floor_seconds = floor_seconds(time_limit)

@@ -106,6 +106,7 @@ def batch(
     frame.result(data)
     frame.line(f"{asked.name} within {format_bytes(budget_bytes)}", "bold")
     _show(frame, rows, most)
+    frame.assumed(steps[max(steps)])
     _advise(frame, rows, budget_bytes)
     fits = [size for size, plan in plans.items() if plan is not None]
     size = fits[-1] if fits else most.get("largest_batch", 1)

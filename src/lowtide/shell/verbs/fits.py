@@ -81,6 +81,7 @@ def fits(
     elif floor is not None:
         rows.append(("lowest peak found", format_bytes(peak + state)))
     frame.pairs(rows)
+    frame.assumed(step)
     frame.line("it does not fit" if floor else "it fits", "bold")
     if floor is not None:
         half = str(max(1, (source.batch or 2) // 2))

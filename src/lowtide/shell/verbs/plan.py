@@ -70,6 +70,7 @@ def plan(
         )
         frame.line()
     _show(frame, step, best)
+    frame.assumed(step)
     if step.facts.get("mesh"):
         _show_rank(frame, step, best)
     if source.mesh:

@@ -52,6 +52,7 @@ def sweep(
     frame.save(output, by_ending(data, draw, page))
     frame.result(data)
     _show(frame, step, found)
+    frame.assumed(step)
     words = (*source.words, "--budget", fitting(found.knee.budget_bytes))
     frame.next("plan", *words, *options.planner_words(planner))
 

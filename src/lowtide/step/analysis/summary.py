@@ -32,6 +32,18 @@ def format_profile(
     return "\n".join(lines)
 
 
+def assumption(step: StepGraph) -> str:
+    """Of an estimate for a named device: what is not known to be that device's."""
+    device = step.facts.get("costs_of")
+    if not device or step.facts.get("how") != "estimate":
+        return ""
+    captured = step.device or "another device"
+    return (
+        f"Times are estimated for {device}. Graph, kernels and their scratch are those "
+        f"of {captured}, where the step was captured."
+    )
+
+
 def _row(label: str, text: str) -> str:
     return f"{label:10s} {text}"
 
