@@ -3,11 +3,14 @@
 import os
 import threading
 
+import pytest
+
 from lowtide.engine import aside
+from lowtide.errors import CaptureError
 
 
 def test_work_is_done_in_a_copy():
-    assert aside.run_aside(os.getpid) != os.getpid()
+    assert aside.run_aside(os.getpid, may_be_here=False) != os.getpid()
 
 
 def test_a_copy_that_waits_for_another_thread_is_given_up(monkeypatch):
@@ -19,4 +22,6 @@ def test_a_copy_that_waits_for_another_thread_is_given_up(monkeypatch):
             threading.Event().wait()  # nobody else is there to set it
         return os.getpid()
 
-    assert aside.run_aside(work) == here
+    assert aside.run_aside(work, may_be_here=True) == here
+    with pytest.raises(CaptureError, match="a copy of this process cannot run it"):
+        aside.run_aside(work, may_be_here=False)

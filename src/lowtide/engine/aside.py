@@ -2,10 +2,11 @@
 
 What runs aside is the user's own code: it may draw random numbers, append to lists,
 count, print. A forked copy does all of that to its own memory, and only a pickled
-answer comes back. Where a process cannot be copied (no `fork`, or a GPU is in use,
-which does not survive it), or the copy cannot do the work (a build of torch for GPUs
-runs no backward in it after one has run here; a lock that another thread held is never
-released in it), the work is done here, and the random streams are put back.
+answer comes back. There are processes that cannot be copied (no `fork`, or a GPU is in
+use, which does not survive it), and copies that cannot do the work (a build of torch
+for GPUs runs no backward in them after one has run here; a lock that another thread
+held is never released in them). Then, if the caller allows it, the work is done here,
+and the random streams are put back.
 """
 
 from __future__ import annotations
@@ -40,10 +41,14 @@ _LOOK_SECONDS = 5.0
 _NO_BACKWARD_IN_A_COPY = "autograd's threading in combination with fork"
 
 
-def run_aside(work: Callable[[], Answer]) -> Answer:
-    """What `work` returns, or raises, without any of its effects."""
+def run_aside(work: Callable[[], Answer], may_be_here: bool) -> Answer:
+    """What `work` returns, or raises, without any of its effects.
+
+    Raises:
+        CaptureError: it can only be done here, which is not allowed.
+    """
     if not hasattr(os, "fork") or torch.cuda.is_initialized():
-        return _here(work)
+        return _here(work, may_be_here)
     # What is buffered would otherwise be written twice.
     sys.stdout.flush()
     sys.stderr.flush()
@@ -73,7 +78,7 @@ def run_aside(work: Callable[[], Answer]) -> Answer:
     if succeeded:
         return answer
     if answer is None or _NO_BACKWARD_IN_A_COPY in str(answer):
-        return _here(work)
+        return _here(work, may_be_here)
     raise answer
 
 
@@ -104,7 +109,12 @@ def _asleep(process: int) -> tuple[str, str] | None:
     return (numbers[10], numbers[11]) if state == "S" else None
 
 
-def _here(work: Callable[[], Answer]) -> Answer:
+def _here(work: Callable[[], Answer], is_allowed: bool) -> Answer:
+    if not is_allowed:
+        raise CaptureError(
+            "a copy of this process cannot run it",
+            fix="Profile it by lowtide.profile before anything else runs",
+        )
     level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

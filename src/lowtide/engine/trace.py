@@ -40,6 +40,7 @@ def look(
     loss: Loss = default_loss,
     name: str = "step",
     answers: Answers | None = None,
+    may_be_here: bool = True,
 ) -> list[tuple[Unpriced, int]]:
     """What `loss(function(...)).backward()` does, seen on fake tensors.
 
@@ -51,7 +52,7 @@ def look(
 
     Raises:
         CaptureError: there is no loss to differentiate, or the step cannot run without
-            values.
+            values, or not in a copy of this process where it may not be here.
     """
     if is_sharded(modules):
         raise CaptureError(
@@ -93,7 +94,7 @@ def look(
         visits = recording.visits
         return answers.yes, [(unpriced(p), visits[id(p)]) for p in recording.pieces]
 
-    answers.yes, seen = run_aside(work)
+    answers.yes, seen = run_aside(work, may_be_here)
     return seen
 
 
