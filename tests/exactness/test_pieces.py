@@ -483,3 +483,25 @@ def test_a_graph_that_comes_later_and_cannot_be_planned_runs_as_it_is(monkeypatc
 
 def _fails(*_: object) -> None:
     raise ValueError("no plan today")
+
+
+class Aligned(nn.Module):
+    """Values decide its loss, so that runs outside of the one graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores = nn.Linear(WIDTH, 64)
+        self.words = torch.randint(1, 64, (4, 10))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores = self.scores(x).log_softmax(-1)
+        lengths = torch.full((4,), len(x)), torch.full((4,), 10)
+        return nn.functional.ctc_loss(scores, self.words, *lengths)
+
+
+def test_a_guess_of_what_runs_outside_refuses_no_budget():
+    model, x = Aligned(), torch.randn(100, 4, WIDTH)
+    plain = lowtide.measure(model, x, steps=1)
+    lowtide.optimize(model, budget=plain.peak_bytes + 2**14, time_limit=0.2)
+    model(x).backward()
+    assert lowtide.planned(model).watch.graphs == 1

@@ -175,23 +175,24 @@ class Planning:
         return max(asked, self.least_bytes)
 
     def plan_alone(self, piece: Piece) -> Plan:
-        """The plan of a piece that is the whole step.
-
-        Until the code outside has been seen, it is taken to need three times the bytes
-        of the outputs it starts from: what a loss saves and what it is computing. That
-        is a guess, and no reason to refuse a budget: what fits without it is run at
-        the lowest peak, and planned again when the code outside has been seen.
-        """
+        """The plan of a piece that is the whole step."""
         if self.in_flight > 1:
             return self.plan_shares([(piece, self.in_flight)])[0]
         step = self.bare = self.prepared(piece)
         if self.outside is not None:
             return self.plan(with_outside(step, self.outside))
-        guessed = with_room_at_turn(step, _guessed_room(step, piece))
+        guessed = _with_guessed_room(step, piece)
+        return self.plan_around(step, guessed, self.limit_of(guessed))
+
+    def plan_around(self, step: StepGraph, guessed: StepGraph, limit: int) -> Plan:
+        """The plan of a step with room for code outside that has not been seen yet.
+
+        How much room is a guess, and no reason to refuse a budget: what fits without
+        it is run at the lowest peak, and planned again when that code has been seen.
+        """
         try:
-            return self.plan(guessed)
+            return self.plan(guessed, limit_bytes=limit)
         except BudgetTooSmallError as error:
-            limit = self.limit_of(guessed)
             found = self.search(guessed, error.floor_bytes)
             lowest = make_plan(step, found.schedule, planner=found.planner)
             if lowest.peak_bytes <= limit:
@@ -269,8 +270,9 @@ class Planning:
         if self.foreseen:
             return self.decide_by(*self.plan_foreseen())
         try:
-            answers = self.watch.answers
-            seen = look(function, inputs, modules=self.modules, answers=answers)
+            # Only in a copy: here, code of the user's would run twice.
+            told = {"answers": self.watch.answers, "may_be_here": False}
+            seen = look(function, inputs, modules=self.modules, **told)
         except Exception as error:
             if isinstance(error, LowtideError) and not isinstance(error, CaptureError):
                 raise
@@ -349,12 +351,12 @@ class Planning:
         that does not fit gets its lowest plan instead of an error.
         """
         step = self.prepared(piece)
-        step = with_room_at_turn(step, _guessed_room(step, piece))
+        guessed = _with_guessed_room(step, piece)
         held = self.watch.held_bytes
-        unplanned = step.eager_peak_bytes + held
+        unplanned = guessed.eager_peak_bytes + held
         budget_bytes = to_bytes(self.settings.budget, baseline_bytes=unplanned)
         try:
-            return self.plan(step, limit_bytes=max(0, budget_bytes - held))
+            return self.plan_around(step, guessed, max(0, budget_bytes - held))
         except BudgetTooSmallError as error:
             floor = error.floor_bytes + held
             least = BudgetTooSmallError(budget_bytes, floor, error.blame)
@@ -441,7 +443,8 @@ class Planning:
         return self.agreement.search(step, limit_bytes, known_or_found)
 
 
-def _guessed_room(step: StepGraph, piece: Piece) -> int:
-    """Bytes that a loss outside may need: three times the outputs it starts from."""
+def _with_guessed_room(step: StepGraph, piece: Piece) -> StepGraph:
+    """With room for a loss outside: three times the outputs that it starts from."""
     tangents = [s for n in piece.arriving_tangents for s in piece.storage_of[n]]
-    return 3 * sum(step.sizes[s] for s in tangents if step.storages[s].nbytes > 64)
+    room = 3 * sum(step.sizes[s] for s in tangents if step.storages[s].nbytes > 64)
+    return with_room_at_turn(step, room)
