@@ -143,7 +143,7 @@ def without_numbers(text: str) -> str:
     With them go their units, the width of columns, where paragraphs wrap, and the "-"
     of what was too small to measure.
     """
-    text = re.sub(r"[+-]?\d[\d.,]*(e-?\d+)?(?<![.,])", "N", text)
+    text = re.sub(r"[+-]?\d[\d.,]*(e-?\d+)?(?<![.,])(\+(cpu|cu\d+)\b)?", "N", text)
     text = re.sub(r"\bN (%|(([KMG]i)?B|ms|us|s|min)\b)", "N", text)
     text = re.sub(r"(?<= )-(?= |\n)", "N", text)
     text = re.sub(r"(?m)^([A-Z](?:(?!  ).)*)\n(?=[a-z][a-z']* (?! ))", r"\1 ", text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 
 import pytest
@@ -11,7 +10,6 @@ from torch import nn
 
 import lowtide
 from lowtide.engine.bits import same_bits
-from lowtide.errors import LowtideWarning
 
 
 def is_traced() -> bool:
@@ -57,21 +55,22 @@ def train(model: nn.Module) -> list[torch.Tensor]:
     ("asks", "looks"),
     [(torch.compiler.is_dynamo_compiling, False), (is_traced, True)],
 )
-def test_takes_the_path_of_eager(asks: Callable[[], bool], looks: bool) -> None:
+def test_takes_the_path_of_eager(
+    asks: Callable[[], bool], looks: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     torch.manual_seed(0)
     model = Asks(asks, looks=looks)
     wanted = [v.clone() for v in train(model)]
     lowtide.optimize(model, budget="85%")
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", LowtideWarning)
+    with caplog.at_level("INFO", "lowtide.run"):
         found = train(model)
     assert all(map(same_bits, wanted, found))
     call = lowtide.planned(model)
     assert call is not None
     assert call.watch.graphs == 1
     # Where it looks at values it is told yes, and only there; that is said.
-    said = [str(w.message) for w in caught if w.category is LowtideWarning]
-    assert [__file__ in text and "last bit" in text for text in said] == [True] * looks
+    said = [text for text in caplog.messages if "It is told yes" in text]
+    assert [__file__ in text for text in said] == [True] * looks
     assert len(call.watch.answers.yes) == looks
 
 

@@ -20,7 +20,16 @@ def ranks_say(script: str, *args: str, count: int = 2) -> list[dict[str, Any]]:
     """What so many ranks print, line by line, in the order in which it comes."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", f"{count}", str(HERE / script), *args]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    # So that scripts share helpers, as tests do.
+    root = f"{HERE.parents[2]}"
+    paths = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        command,
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     # Lines of two processes may run into one another, and trainers print their own.
     text, found = done.stdout.replace("\n", ""), []

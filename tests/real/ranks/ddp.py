@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from both_ways import compare
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -17,6 +16,7 @@ from lowtide.engine.capture.tensors import bytes_in
 from lowtide.engine.costs.machine import start_counting, stop_counting
 from lowtide.engine.handover import Handover
 from lowtide.engine.outside import residents_of
+from tests.real.ranks.both_ways import compare
 
 CASES: dict[str, dict[str, Any]] = {
     "after wrapping": {"wrap_first": True},

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from both_ways import compare
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -24,6 +23,7 @@ import lowtide
 from lowtide.engine.capture.tensors import bytes_in
 from lowtide.engine.costs.machine import start_counting, stop_counting
 from lowtide.engine.outside import residents_of
+from tests.real.ranks.both_ways import compare
 
 WIDTH = 32
 HALVES = {"up": ColwiseParallel(), "down": RowwiseParallel()}

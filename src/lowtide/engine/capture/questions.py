@@ -7,10 +7,11 @@ cannot be captured, and computes the same.
 
 Told no, some code looks at values, as transformers do at their masks, and no graph can.
 Such a place is found by the failure of the capture, and told yes in the next one: the
-places that asked before the failure, the last of them first. That is said, since what
-the code computes then may not be what eager computes.
+places that asked before the failure, the last of them first. That is logged, not warned
+of: what such code computes in another way is mostly the same, as an explicit mask is in
+place of a flag, and nearly all transformers do it.
 
-NOTE(torch>=2.13,<2.14): dynamo's `InstructionTranslator` has `lineno` and `parent`.
+NOTE(torch>=2.13,<2.16): dynamo's `InstructionTranslator` has `lineno` and `parent`.
 """
 
 from __future__ import annotations
@@ -26,8 +27,6 @@ import torch
 from torch import _utils
 from torch._dynamo.exc import TorchRuntimeError, Unsupported, UserError
 from torch._dynamo.external_utils import is_compiling
-
-from lowtide.engine.notices import warn
 
 # A line of code that asks, with the lines by which the question reaches torch.
 Place = tuple[tuple[str, int], ...]
@@ -123,14 +122,16 @@ def _place_of(tx: Any) -> Place:
     return tuple(lines)
 
 
-def warn_of_yes(name: str, yes: set[Place], told: set[str]) -> None:
+def log_yes(name: str, yes: set[Place], told: set[str]) -> None:
     """Say once where a model is told that it is compiled."""
     if yes and "compiled" not in told:
         told.add("compiled")
         file, line = min(yes)[-1]
-        warn(
-            f"{name}: line {line} of {file} asks whether it is being compiled, and "
-            "looks at values if not, which no plan can. It is told yes. If it computes "
-            "something else then, numbers differ from eager's, mostly in the last bit: "
-            "lowtide.verify tells."
+        log.info(
+            "%s: line %d of %s asks whether it is being compiled, and looks at values "
+            "if not, which no plan can. It is told yes. If it computes something else "
+            "then, numbers differ from eager's in the last bits: lowtide.verify tells.",
+            name,
+            line,
+            file,
         )
