@@ -175,7 +175,7 @@ def _store() -> Any:
 
 
 def _connection() -> Any:
-    """A connection of its own to the store: another thread may wait on the first one."""
+    """A new connection to the store: another thread may be waiting on the first."""
     with _at_store() as store:
         patience = store.timeout
         # Whoever has the store may be gone already, and minutes would be waited for it.

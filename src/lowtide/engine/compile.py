@@ -1,6 +1,6 @@
 """From a captured graph to callables, through AOTAutograd.
 
-NOTE(torch>=2.13,<2.14): AOTAutograd hands us the joint graph through `partition_fn`,
+NOTE(torch>=2.13,<2.16): AOTAutograd hands us the joint graph through `partition_fn`,
 and calls what our compilers return with a list it gives up (`_boxed_call`), so that
 what is dropped is really freed.
 

@@ -1,6 +1,6 @@
 """Forward and backward graphs that do exactly what a schedule says.
 
-NOTE(torch>=2.13,<2.14): follows AOTAutograd's convention for partitions: the forward
+NOTE(torch>=2.13,<2.16): follows AOTAutograd's convention for partitions: the forward
 returns its outputs and then what is saved; the backward takes what was saved and then
 the tangents.
 

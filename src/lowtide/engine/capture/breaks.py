@@ -1,6 +1,6 @@
 """Let dynamo go on behind a graph break where it would leave a function uncaptured.
 
-NOTE(torch>=2.13,<2.14): where a graph breaks in a loop, dynamo leaves all the function,
+NOTE(torch>=2.13,<2.16): where a graph breaks in a loop, dynamo leaves all the function,
 lest there be a graph for each round. Its code is valid either way, as it says at
 `maybe_has_backedge`, which finds loops. And it never begins a graph in the files of
 `torch.nn`, such as that of `Sequential`. A mixture of experts, an iteration that stops

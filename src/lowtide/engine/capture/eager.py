@@ -1,6 +1,6 @@
 """Where capture computes other numbers than eager does, and how that is undone.
 
-NOTE(torch>=2.13,<2.14): reaches into the Python dispatcher's tables (`py_kernels`,
+NOTE(torch>=2.13,<2.16): reaches into the Python dispatcher's tables (`py_kernels`,
 `_dispatch_cache`), replaces a few functions of AOTAutograd and `proxy_tensor`, and
 relies on capture turning `dropout` into `native_dropout` on every device.
 

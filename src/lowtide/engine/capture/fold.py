@@ -1,6 +1,6 @@
 """Ops that write their result over an argument that nobody else reads.
 
-NOTE(torch>=2.13,<2.14): asks the dispatcher which in-place kernels a device has.
+NOTE(torch>=2.13,<2.16): asks the dispatcher which in-place kernels a device has.
 
 Capture makes every op leave a result of its own, also where the model (`ReLU(inplace)`)
 or autograd (the sum of two gradients) works in place. Here elementwise ops go back into

@@ -6,7 +6,7 @@ tokens each expert has, and cannot be traced. Such a function becomes one op her
 takes the gradients and all that the forward has left for it, and its results are shaped
 like the inputs of the forward.
 
-NOTE(torch>=2.13,<2.14): replaces functions of torch's definitions of custom ops while a
+NOTE(torch>=2.13,<2.16): replaces functions of torch's definitions of custom ops while a
 graph is traced.
 """
 

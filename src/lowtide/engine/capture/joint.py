@@ -1,6 +1,6 @@
 """One captured graph, forward and backward together, as ops over storages.
 
-NOTE(torch>=2.13,<2.14): reads the joint graph that AOTAutograd hands to a partition
+NOTE(torch>=2.13,<2.16): reads the joint graph that AOTAutograd hands to a partition
 function: placeholders `primals_*` and `tangents_*`, an output list whose first entries
 are the forward's, and `desc` records that say what each input and output is.
 

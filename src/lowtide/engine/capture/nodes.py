@@ -1,6 +1,6 @@
 """What is asked of fx graphs: what goes in and out, what leads where, what has effects.
 
-NOTE(torch>=2.13,<2.14): `desc` records say what each input and output is, and the
+NOTE(torch>=2.13,<2.16): `desc` records say what each input and output is, and the
 placeholders of the gradients that come from outside are named `tangents_*`.
 """
 

@@ -1,6 +1,6 @@
 """The gradient of a product, whose formula eager chooses by looking for zeros.
 
-NOTE(torch>=2.13,<2.14): tracing cannot look at values, so torch traces the formula that
+NOTE(torch>=2.13,<2.16): tracing cannot look at values, so torch traces the formula that
 is right with zeros, too, and rounds otherwise than the one that eager takes without.
 Here the whole gradient is one op, which asks eager's autograd when it runs.
 """

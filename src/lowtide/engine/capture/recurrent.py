@@ -1,6 +1,6 @@
 """What a layer of an LSTM leaves for its backward on the CPU.
 
-NOTE(torch>=2.13,<2.14): torch says of the kernel's last result, a workspace that the
+NOTE(torch>=2.13,<2.16): torch says of the kernel's last result, a workspace that the
 backward reads, that it has no elements. Only the kernel knows how many it has. And it
 makes one only where gradients are on, which they are not while a captured graph runs.
 """

@@ -105,7 +105,7 @@ def is_counting_possible() -> bool:
 def start_counting() -> None:
     """Note what this thread allocates on the CPU from here on.
 
-    NOTE(torch>=2.13,<2.14): only the old profiler hands out single memory events.
+    NOTE(torch>=2.13,<2.16): only the old profiler hands out single memory events.
     """
     settings = _autograd.ProfilerConfig(
         _autograd.ProfilerState.CPU,

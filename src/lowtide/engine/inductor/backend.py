@@ -1,6 +1,6 @@
 """Inductor, with a partitioner of ours: the backend of planned compiled steps.
 
-NOTE(torch>=2.13,<2.14): `custom_partitioner_fn` gives us the joint graph behind
+NOTE(torch>=2.13,<2.16): `custom_partitioner_fn` gives us the joint graph behind
 Inductor's own passes, in which random numbers are functions of seeds; `inner_compile`
 is called with each half.
 """

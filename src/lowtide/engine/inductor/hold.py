@@ -5,7 +5,7 @@ they read alive in between, and orders them anew. So it is first asked what it w
 make of the planned graphs. Where that needs more than the plan says, only kernels of
 one launch are fused, and they run in the plan's order.
 
-NOTE(torch>=2.13,<2.14): the choices' handler and the pass behind fusion are Inductor's
+NOTE(torch>=2.13,<2.16): the choices' handler and the pass behind fusion are Inductor's
 own ways to say this; for the reuse of buffers there is none but to use it or not.
 """
 

@@ -1,6 +1,6 @@
 """What Inductor makes of a graph: its kernels and the buffers between them.
 
-NOTE(torch>=2.13,<2.14): reads Inductor's scheduler, after fusion and reordering, just
+NOTE(torch>=2.13,<2.16): reads Inductor's scheduler, after fusion and reordering, just
 before it would write code. Nothing is written and no C++ compiler is called, so this
 costs a second or two.
 """
