@@ -339,3 +339,22 @@ def test_the_peak_without_lowtide_counts_the_noise_of_dropout():
     plain = settled_peak(lambda: model(x).sum().backward(), model, x, steps=1)
     step = lowtide.profile(model, x, how="estimate")
     assert step.eager_peak_bytes == pytest.approx(plain, rel=0.01)
+
+
+def test_gradients_to_add_to_are_warned_of_if_there_is_no_room_for_both():
+    model, x = (
+        nn.Sequential(*(nn.Linear(256, 256) for _ in range(6))),
+        torch.ones(8, 256),
+    )
+    grown = sum(p.nbytes for p in model.parameters())
+    lowtide.optimize(model, budget=2 * grown + 4 * model[0].weight.nbytes)
+    model[0].bias.grad = torch.zeros(256)
+    model(x).sum().backward()
+    with pytest.warns(
+        LowtideWarning, match="or gradients to add to, it needs at least"
+    ):
+        model(x).sum().backward()
+    peak = ledger(
+        lambda: model(x).sum().backward(), modules=[model], batch=x
+    ).peak_bytes
+    assert keeps(lowtide.planned(model).plans[-1].peak_bytes, peak)

@@ -2,10 +2,13 @@
 
 import json
 import signal
+import sqlite3
+from contextlib import closing
 
 import pytest
 
 from lowtide import Plan, StepGraph
+from lowtide.engine.costs.cache import CostCache
 from tests.shell import check_golden, run, start, transcript, without_numbers
 
 pytestmark = pytest.mark.real
@@ -83,6 +86,18 @@ def test_golden_batch(tmp_path):
 def test_golden_doctor(tmp_path):
     settings = {"CUDA_VISIBLE_DEVICES": "", "LOWTIDE_CACHE_DIR": "kept"}
     check_words("doctor", "doctor", cwd=tmp_path, **settings)
+
+
+def test_the_age_of_op_times_is_shown_and_they_are_measured_again(tmp_path):
+    words = ("profile", "mlp", "-O", "width=16", "--no-floor")
+    where = {"LOWTIDE_CACHE_DIR": "kept"}
+    assert run(*words, cwd=tmp_path, **where).code == 0
+    with closing(sqlite3.connect(tmp_path / "kept" / "op-costs.sqlite")) as kept:
+        kept.execute("update costs set measured_at = measured_at - 7200")
+        kept.commit()
+    assert "the oldest 2 h" in run("doctor", cwd=tmp_path, **where).out
+    assert run(*words, "--refresh", cwd=tmp_path, **where).code == 0
+    assert max(CostCache(tmp_path / "kept").ages()) < 3600
 
 
 @pytest.mark.slow

@@ -231,8 +231,8 @@ class Planning:
                 )
             elif self.plans:
                 warn(
-                    f"{self.name}: inputs larger than those before need at least "
-                    f"{least}, above the budget. They run at that peak."
+                    f"{self.name}: with larger inputs than before, or gradients to add "
+                    f"to, it needs at least {least}, above the budget. That is used."
                 )
                 self.least_bytes = error.floor_bytes
             elif self.settings.optimizer is None and self.optimizer is not None:
