@@ -455,6 +455,15 @@ def test_a_refresh_measures_what_is_known(cache_dir):
     assert CostCache().load([key])[key].cost.seconds < 1
 
 
+def test_long_measurements_are_told_of(cache_dir, caplog, monkeypatch):
+    monkeypatch.setattr(costs_module, "_LOG_EVERY_SECONDS", 0.0)
+    calls = [call(aten.relu.default, fake(n), outputs=fake(n)) for n in (8, 16)]
+    with caplog.at_level(logging.INFO, "lowtide.profile"):
+        costs(calls)
+    told = [text for text in caplog.messages if "are known" in text]
+    assert told == [f"profile: {n} of 2 distinct ops are known" for n in range(3)]
+
+
 def test_unknown_ways_and_absent_devices_are_refused():
     add = call(aten.add.Tensor, fake(4), fake(4))
     with pytest.raises(InvalidArgumentError, match='Use "measure" or "estimate"'):

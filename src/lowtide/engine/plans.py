@@ -47,6 +47,7 @@ def kept_on_disk(
     known = _load(path, step, limit_bytes)
     if known is not None:
         return known
+    log.info("looking for a plan of %d ops", len(step.ops))
     plan = search()
     _store(path, plan)
     return plan

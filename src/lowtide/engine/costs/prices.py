@@ -31,6 +31,8 @@ _STORE_EVERY = 32
 # What is measured, and how: costs kept under another number are measured anew.
 _MEASURED_AS = 2
 
+_LOG_EVERY_SECONDS = 5.0
+
 Progress = Callable[[int, int], None]
 
 
@@ -64,14 +66,15 @@ def costs(
             "file.toml:name" (by default this machine's processor).
         cache: Whether measurements are read from and kept on disk; "refresh" measures
             anew what is kept there already.
-        progress: Called with the number of distinct calls done and their total.
+        progress: Called with the number of distinct calls done and their total. Without
+            it they are logged now and then.
         room_bytes: How much a measurement may take, if a single op does not need more.
 
     Raises:
         InvalidArgumentError: `how` or `device` is unknown, or the device is not there.
     """
     distinct = {call.signature: call for call in calls}
-    progress = progress or (lambda done, total: None)
+    progress = progress or _logged_progress()
     if how == "estimate":
         described = find_device(str(device or "cpu"))
         known = {sig: estimate(call, described) for sig, call in distinct.items()}
@@ -180,6 +183,19 @@ def _measured(
         time.perf_counter() - begin,
     )
     return known
+
+
+def _logged_progress() -> Progress:
+    """For whoever waits for a first step: how far it is, every few seconds."""
+    logged_at = time.monotonic()
+
+    def progress(done: int, total: int) -> None:
+        nonlocal logged_at
+        if time.monotonic() - logged_at >= _LOG_EVERY_SECONDS:
+            logged_at = time.monotonic()
+            log.info("profile: %d of %d distinct ops are known", done, total)
+
+    return progress
 
 
 def _key(signature: str, device: torch.device) -> str:
