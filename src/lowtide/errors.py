@@ -15,7 +15,7 @@ from typing import Any
 
 from lowtide.step.format import format_bytes
 
-TESTED_TORCH = "torch>=2.13,<2.16"
+TESTED_TORCH = "torch 2.13 and 2.15"
 
 ACCEPTED_BUDGETS = (
     'a size such as "6 GiB", "6G" or "6GB", a number of bytes such as 6442450944 or '

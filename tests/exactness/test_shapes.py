@@ -150,7 +150,7 @@ def _nothing_to_do(calls, *_):
 def test_a_length_above_the_budget_runs_at_its_lowest_peak():
     model, plain = optimized(budget=500_000)
     train(model, plain, [(8, 32), (8, 30)])
-    with pytest.warns(lowtide.errors.LowtideWarning, match="larger than those before"):
+    with pytest.warns(lowtide.errors.LowtideWarning, match="larger inputs than before"):
         train(model, plain, [(8, 120)])
 
 

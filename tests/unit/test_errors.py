@@ -143,7 +143,7 @@ EXAMPLES = [
         [
             "cannot run on torch 9.0.0",
             "unknown arguments ['x'].",
-            "torch>=2.13,<2.16",
+            "torch 2.13 and 2.15",
             "LOWTIDE_DISABLE=1",
         ],
     ),
