@@ -78,6 +78,14 @@ def writing(kind: str, auto: str = "AutoModelForCausalLM", **options: Any) -> Ex
     return Example(model, batches)
 
 
+def writing_masked(kind: str) -> Example:
+    """As a trainer hands it over: with a mask, which here hides nothing."""
+    example = writing(kind, num_key_value_heads=2)
+    for batch in example.batches:
+        batch["attention_mask"] = torch.ones_like(batch["input_ids"])
+    return example
+
+
 def translating(kind: str, **options: Any) -> Example:
     """A model that reads one text and learns to write another."""
     options = {"decoder_start_token_id": 1, **options}
@@ -246,5 +254,7 @@ add_all(pairing, "clip siglip")
 add_all(watching, "timesformer videomae vivit")
 for kind in "segformer upernet".split():
     add(f"transformers/{kind}-pixels", partial(outlining, kind))
+for kind in "llama qwen3".split():
+    add(f"transformers/{kind}-masked", partial(writing_masked, kind))
 for kind in "bert gpt2 xlnet canine".split():
     add(f"transformers/{kind}-judge", partial(judging, kind))
