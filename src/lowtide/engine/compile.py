@@ -23,6 +23,7 @@ import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import RestartAnalysis
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lowtide.engine.capture.arrival import (
@@ -117,7 +118,9 @@ def compiled(
         with settings, going_on(not fullgraph), without_timing_guards():
             if inner == "inductor":  # eager is not what its numbers are compared with
                 return go()
-            return watch.answers.capture(go, BREAKS if fullgraph else ())
+            given = pytree.tree_leaves((args, kwargs))
+            with watch.answers.knowing(zip(given, given, strict=True)):
+                return watch.answers.capture(go, BREAKS if fullgraph else ())
 
     return run
 

@@ -31,7 +31,7 @@ from torch.nn.modules import module as torch_module
 from torch.utils import _pytree as pytree
 
 from lowtide.engine.bits import Unchanged
-from lowtide.engine.capture.questions import log_yes
+from lowtide.engine.capture.questions import warn_of_values
 from lowtide.engine.capture.tensors import tensors_in
 from lowtide.engine.compile import Inner, compiled
 from lowtide.engine.failures import Refusal, explain_failure, reason_of
@@ -280,7 +280,7 @@ class PlannedCall:
         """Take this way from now on, if planned graphs ran on it."""
         if self.planning.has_run:
             route.run = call
-            log_yes(self.planning.name, self.watch.answers.yes, self.watch.told)
+            warn_of_values(self.planning.name, self.watch.answers)
             return outputs
         if not any(v.requires_grad for v in tensors_in(outputs)):
             cause = "nothing in the captured graph requires a gradient"

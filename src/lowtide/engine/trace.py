@@ -75,7 +75,7 @@ def look(
             answers.yes = told
             return seen
 
-    def work() -> tuple[set[Place], list[tuple[Unpriced, int]]]:
+    def work() -> tuple[tuple[set[Place], set[Place]], list[tuple[Unpriced, int]]]:
         try:
             recording = answers.capture(record, VALUES_DECIDE)
         except LowtideError:
@@ -89,12 +89,12 @@ def look(
                 "torch.compile captured nothing of it",
                 fix="Use lowtide.optimize, which runs what cannot be captured as it is",
             )
-        if max(recording.visits.values()) == 1:
-            return answers.yes, [(unpriced(recording, name=name), 1)]
-        visits = recording.visits
-        return answers.yes, [(unpriced(p), visits[id(p)]) for p in recording.pieces]
+        told, visits = (answers.yes, answers.by_value), recording.visits
+        if max(visits.values()) == 1:
+            return told, [(unpriced(recording, name=name), 1)]
+        return told, [(unpriced(p), visits[id(p)]) for p in recording.pieces]
 
-    answers.yes, seen = run_aside(work, may_be_here)
+    (answers.yes, answers.by_value), seen = run_aside(work, may_be_here)
     return seen
 
 
@@ -133,7 +133,8 @@ def _recording(
     with _faked(modules, mode), mode:
         fakes: Inputs = pytree.tree_map(lambda v: _fake(v, mode), inputs)
         call = compiled(function, keep_everything, watch, fullgraph=fullgraph)
-        with recorder:
+        same = zip(pytree.tree_leaves(fakes), pytree.tree_leaves(inputs), strict=True)
+        with recorder, answers.knowing(same):
             result = loss(fakes.call(call))
             _check_loss(result)
             result.backward()

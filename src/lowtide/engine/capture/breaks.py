@@ -46,6 +46,7 @@ from torch._dynamo.types import (
 )
 from torch._dynamo.variables import (
     ConstantVariable,
+    SkipFunctionVariable,
     TensorVariable,
     TorchInGraphFunctionVariable,
 )
@@ -53,6 +54,7 @@ from torch._dynamo.variables.iter import DictValuesIterator
 from torch._dynamo.variables.misc import GetAttrVariable
 from torch.nn import functional as F
 
+from lowtide.engine.capture.looks import look_at_inputs
 from lowtide.engine.capture.questions import QUESTIONS, is_told_no
 from lowtide.engine.seam import COMPARE
 
@@ -62,6 +64,7 @@ _finds_loop = InstructionTranslatorBase.maybe_has_backedge
 _compare: Any = getattr(TensorVariable, COMPARE)
 _call_method: Any = GetAttrVariable.call_method
 _call_torch: Any = TorchInGraphFunctionVariable.call_function
+_call_what_is_skipped: Any = SkipFunctionVariable.call_function
 _make_again: Any = DictValuesIterator.reconstruct
 _files_to_capture: Any = trace_rules.get_legacy_mod_inlinelist
 _convert: Any = CatchErrorsWrapper.__call__
@@ -124,6 +127,11 @@ def _compare_with_draw(left: Any, tx: Any, right: Any, op: str) -> Any:
     return _compare(left, tx, right, op)
 
 
+# Whether a stream is being recorded: a planned step is not. A torch without such
+# devices raises, which code that asks takes for a no, and dynamo cannot follow.
+_RECORDING: frozenset[Any] = frozenset(
+    {torch.cuda.is_current_stream_capturing, torch.xpu.is_current_stream_capturing}
+)
 _SPARSE: dict[Any, inspect.Signature] = {
     f: inspect.signature(f) for f in (F.embedding, F.embedding_bag)
 }
@@ -131,6 +139,8 @@ _SPARSE: dict[Any, inspect.Signature] = {
 
 def _call_as_eager(function: Any, tx: Any, args: Any, kwargs: Any) -> Any:
     if function.value in QUESTIONS and is_told_no(tx):
+        return ConstantVariable.create(False)
+    if _asks_for_recording(function):
         return ConstantVariable.create(False)
     signature = _SPARSE.get(function.value) if callable(function.value) else None
     if signature is not None and getattr(_STATE, "is_ours", False):
@@ -145,6 +155,16 @@ def _call_as_eager(function: Any, tx: Any, args: Any, kwargs: Any) -> Any:
     return _call_torch(function, tx, args, kwargs)
 
 
+def _call_skipped(function: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+    if _asks_for_recording(function):
+        return ConstantVariable.create(False)
+    return _call_what_is_skipped(function, tx, args, kwargs)
+
+
+def _asks_for_recording(function: Any) -> bool:
+    return getattr(_STATE, "is_ours", False) and function.value in _RECORDING
+
+
 def _make_rest_of_values(values: Any, codegen: Any) -> None:
     if not _goes_on():
         return _make_again(values, codegen)
@@ -157,7 +177,9 @@ def _make_rest_of_values(values: Any, codegen: Any) -> None:
     codegen.extend_output(create_call_function(1, False))
 
 
+look_at_inputs()
 TorchInGraphFunctionVariable.call_function = _call_as_eager  # type: ignore[method-assign]
+SkipFunctionVariable.call_function = _call_skipped  # type: ignore[method-assign]
 CatchErrorsWrapper.__call__ = _convert_outside_of_ops  # type: ignore[method-assign]
 DictValuesIterator.reconstruct = _make_rest_of_values  # type: ignore[method-assign]
 setattr(TensorVariable, COMPARE, _compare_with_draw)

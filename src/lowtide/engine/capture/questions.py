@@ -5,11 +5,11 @@ bits: Mamba an associative scan in place of a loop. Captured is the path that ea
 takes, so the answer is no. Torch's own code is told the truth: it asks to keep out what
 cannot be captured, and computes the same.
 
-Told no, some code looks at values, as transformers do at their masks, and no graph can.
-Such a place is found by the failure of the capture, and told yes in the next one: the
-places that asked before the failure, the last of them first. That is logged, not warned
-of: what such code computes in another way is mostly the same, as an explicit mask is in
-place of a flag, and nearly all transformers do it.
+Told no, some code does what no graph can. If it looks at values of the inputs, as
+transformers do at their masks, `looks` answers. Otherwise the place is found by the
+failure of the capture, and told yes in the next one: the places that asked before the
+failure, the last of them first. Where it was for other values, such as those of an
+activation, the user is warned, since the other path may round differently.
 
 NOTE(torch>=2.13,<2.16): dynamo's `InstructionTranslator` has `lineno` and `parent`.
 """
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,10 @@ import torch
 from torch import _utils
 from torch._dynamo.exc import TorchRuntimeError, Unsupported, UserError
 from torch._dynamo.external_utils import is_compiling
+from torch._subclasses import FakeTensor
+
+from lowtide.engine.capture.formulas import VALUES_DECIDE
+from lowtide.engine.notices import warn
 
 # A line of code that asks, with the lines by which the question reaches torch.
 Place = tuple[tuple[str, int], ...]
@@ -41,6 +45,8 @@ QUESTIONS: frozenset[Any] = frozenset(
 )
 _TORCH = f"{Path(torch.__file__).parent}/"
 _MOST_CAPTURES = 8
+# How dynamo begins to say that a value decides where the code goes on.
+_BRANCHES = "Data-dependent branching"
 _STATE = threading.local()
 log = logging.getLogger("lowtide.run")
 
@@ -50,11 +56,14 @@ class Answers:
 
     def __init__(self) -> None:
         self.yes: set[Place] = set()
+        self.by_value: set[Place] = set()
         self.asked: list[Place] = []
         self.suspects: list[Place] = []
         self.failure: str | None = None
         self.on_trial: Place | None = None
         self.num_captures = 1
+        # The inputs of the call by their ids; in a dry run, what its fakes stand for.
+        self.inputs: dict[int, torch.Tensor] = {}
 
     def capture(
         self, call: Callable[[], Any], failures: tuple[type[Exception], ...]
@@ -68,7 +77,25 @@ class Answers:
             except failures as error:
                 if not self.concede(str(error)):
                     raise
+                if isinstance(error, VALUES_DECIDE) or _BRANCHES in str(error):
+                    assert self.on_trial is not None
+                    self.by_value.add(self.on_trial)
                 log.info("asked whether it is compiled: %s", self.on_trial)
+
+    @contextmanager
+    def knowing(self, inputs: Iterable[tuple[Any, Any]]) -> Iterator[None]:
+        """Know the values of inputs, each with the tensor that has them."""
+        before = self.inputs
+        known = {id(v): before.get(id(v), real) for v, real in inputs}
+        self.inputs = {
+            key: real
+            for key, real in known.items()
+            if isinstance(real, torch.Tensor) and not isinstance(real, FakeTensor)
+        }
+        try:
+            yield
+        finally:
+            self.inputs = before
 
     @contextmanager
     def given(self) -> Iterator[None]:
@@ -94,6 +121,12 @@ class Answers:
         self.on_trial = self.suspects.pop()
         self.yes.add(self.on_trial)
         return True
+
+
+def value_of_input(tensor: Any) -> torch.Tensor | None:
+    """An input of the call that is being captured, with its values."""
+    answers: Answers | None = getattr(_STATE, "answers", None)
+    return None if answers is None else answers.inputs.get(id(tensor))
 
 
 # Where a graph ends if it must not.
@@ -122,16 +155,13 @@ def _place_of(tx: Any) -> Place:
     return tuple(lines)
 
 
-def log_yes(name: str, yes: set[Place], told: set[str]) -> None:
-    """Say once where a model is told that it is compiled."""
-    if yes and "compiled" not in told:
-        told.add("compiled")
-        file, line = min(yes)[-1]
-        log.info(
-            "%s: line %d of %s asks whether it is being compiled, and looks at values "
-            "if not, which no plan can. It is told yes. If it computes something else "
-            "then, numbers differ from eager's in the last bits: lowtide.verify tells.",
-            name,
-            line,
-            file,
+def warn_of_values(name: str, answers: Answers) -> None:
+    """Say once where a model is told that it is compiled because it looks at values."""
+    for file, line in sorted(place[-1] for place in answers.yes & answers.by_value):
+        warn(
+            f"{name}: line {line} of {file} asks whether it is being compiled, and "
+            "looks at values if not, which no plan can. It is told yes. If it computes "
+            "something else then, numbers differ from eager's in the last bits: "
+            "lowtide.verify tells."
         )
+    answers.by_value.clear()
