@@ -78,12 +78,21 @@ def writing(kind: str, auto: str = "AutoModelForCausalLM", **options: Any) -> Ex
     return Example(model, batches)
 
 
-def writing_masked(kind: str) -> Example:
-    """As a trainer hands it over: with a mask, which here hides nothing."""
-    example = writing(kind, num_key_value_heads=2)
-    for batch in example.batches:
-        batch["attention_mask"] = torch.ones_like(batch["input_ids"])
+def masked(example: Example, *, hides: bool) -> Example:
+    """As a trainer hands it over: with a mask. The second batch's hides something."""
+    for number, batch in enumerate(example.batches):
+        mask = batch["attention_mask"] = torch.ones_like(batch["input_ids"])
+        if hides and number:
+            mask[:, -5:] = 0
     return example
+
+
+def writing_masked(kind: str, *, hides: bool = False, **options: Any) -> Example:
+    return masked(writing(kind, **options), hides=hides)
+
+
+def judging_masked(kind: str) -> Example:
+    return masked(judging(kind), hides=True)
 
 
 def translating(kind: str, **options: Any) -> Example:
@@ -255,6 +264,13 @@ add_all(watching, "timesformer videomae vivit")
 for kind in "segformer upernet".split():
     add(f"transformers/{kind}-pixels", partial(outlining, kind))
 for kind in "llama qwen3".split():
-    add(f"transformers/{kind}-masked", partial(writing_masked, kind))
+    add(
+        f"transformers/{kind}-masked",
+        partial(writing_masked, kind, num_key_value_heads=2),
+    )
+for kind in "llama gpt2 mistral mamba".split():
+    add(f"transformers/{kind}-padded", partial(writing_masked, kind, hides=True))
+for kind in "bert distilbert deberta".split():
+    add(f"transformers/{kind}-padded", partial(judging_masked, kind))
 for kind in "bert gpt2 xlnet canine".split():
     add(f"transformers/{kind}-judge", partial(judging, kind))
