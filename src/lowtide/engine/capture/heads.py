@@ -7,7 +7,7 @@ and nothing else may read what is never there in parts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -104,7 +104,7 @@ class _Finder:
         )
         parts = default_parts(head)
         read: Any = (found.hidden, found.matrix, found.bias, target)
-        sized = self.storages((*read, found.product))
+        sized = self.piece.storages_in((*read, found.product))
         if parts is None or not self.piece.formulas.keys().isdisjoint(sized):
             return []
         made_of = self.ops(found.product, found.cast, found.logs)
@@ -274,17 +274,12 @@ class _Finder:
         found = {id(self.owner[n]): self.owner[n] for n in nodes if n is not None}
         return tuple(found.values())
 
-    def storages(self, nodes: Iterable[Any]) -> tuple[int, ...]:
-        """The storages of these nodes, each once."""
-        known = [n for n in nodes if isinstance(n, fx.Node)]
-        return tuple(dict.fromkeys(s for n in known for s in self.piece.storage_of[n]))
-
     def form(self, ends: Sequence[PieceOp], form: Form) -> PieceOp | None:
         """The form as an op; None if what follows its ops reads more than they do."""
         op = ends[0]
         then = tuple(f for end in ends for f in end.then)
-        more = self.storages(a for f in then for a in f.node.all_input_nodes)
-        reads = self.storages(pytree.tree_leaves(form.given))
+        more = self.piece.storages_in(a for f in then for a in f.node.all_input_nodes)
+        reads = self.piece.storages_in(pytree.tree_leaves(form.given))
         made = {f.over for f in then}
         if any(end.once for end in ends) or not made.union(reads).issuperset(more):
             return None

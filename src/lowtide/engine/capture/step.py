@@ -144,14 +144,12 @@ def _op(op: PieceOp, number: int) -> Op:
 
 def turn_of(piece: Piece, number: int) -> Op:
     """The op that stands for what is outside: the loss, and its first gradients."""
-    reads = [s for n in piece.forward_outputs for s in piece.storage_of.get(n, ())]
-    writes = [s for n in piece.arriving_tangents for s in piece.storage_of[n]]
     return Op(
         id=number,
         name="turn",
         target="lowtide::turn",
-        reads=tuple(dict.fromkeys(reads)),
-        writes=tuple(dict.fromkeys(writes)),
+        reads=piece.storages_in(piece.forward_outputs),
+        writes=piece.storages_in(piece.arriving_tangents),
         phase="backward",
         piece=-1,
         once="runs outside",

@@ -107,9 +107,8 @@ def excess_bytes(piece: CompiledPiece, orders: Orders, halves: Halves) -> int:
     resident = {node.name for node in piece.primals}
     names = {*halves.saved}
     saved = {s for node, s in piece.value_of.items() if node.name in names}
-    returned = [n for n in piece.forward_outputs if isinstance(n, fx.Node)]
-    kept = {s for node in returned for s in piece.storage_of.get(node, ())}
-    held = sum(step.sizes[s] for s in kept.intersection(step.outputs) - saved)
+    kept = {*piece.storages_in(piece.forward_outputs)}.intersection(step.outputs)
+    held = sum(step.sizes[s] for s in kept - saved)
     scratch = [[piece.scratch.get(n, 0) for n in order] for order in orders]
     first = _most_bytes(halves.forward, scratch[0], resident, is_backward=False)
     second = _most_bytes(halves.backward, scratch[1], resident, is_backward=True)

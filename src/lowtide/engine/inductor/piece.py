@@ -328,8 +328,7 @@ class _Reader:
     def hold_outputs(self) -> None:
         piece, known = self.piece, self.late.known
         # Autograd holds what it hands to a compiled backward until that has run.
-        held = [s for n in piece.tangents for s in piece.storage_of[n]]
-        held += [s for n in piece.forward_outputs for s in piece.storage_of.get(n, ())]
+        held = [*piece.storages_in((*piece.tangents, *piece.forward_outputs))]
         for place, name in enumerate(self.late.lowered.outputs):
             if name not in known or piece.storages[known[name]].resident:
                 continue
