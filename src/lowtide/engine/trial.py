@@ -72,7 +72,8 @@ def exact_parts(head: Head) -> Parts | None:
             kept: Any = {} if path is None else json.loads(path.read_text())
             _known[key] = Parts(*kept["parts"]) if kept["parts"] else None
         except (OSError, ValueError, TypeError, KeyError):
-            _known[key] = _try_parts(head)
+            with torch.no_grad():
+                _known[key] = _Trial(head).parts()
             log.info("%s: the same bits in %s", head, _known[key])
             if path is not None:
                 _store(path, _known[key])
@@ -85,11 +86,6 @@ def _store(path: Path, parts: Parts | None) -> None:
         write_whole(path, json.dumps({"parts": parts}), force=True)
     except (OSError, LowtideError) as error:
         log.info("what gives the same bits is not kept: %s: %s", path, error)
-
-
-def _try_parts(head: Head) -> Parts | None:
-    with torch.no_grad():
-        return _Trial(head).parts()
 
 
 class _Trial:
