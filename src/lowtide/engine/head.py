@@ -45,6 +45,8 @@ aten = torch.ops.aten
 _IGNORED = -100
 # More rows than these are never computed at once where they make others.
 _MOST_ROWS = 1536
+# Forms that make gradients with the loss.
+AHEAD = ("head_ahead", "head_arrived")
 # For each head, the gradient of its loss that came last.
 _arrived: dict[tuple[object, ...], torch.Tensor] = {}
 
@@ -111,14 +113,13 @@ class Head(NamedTuple):
         """
         rows, (width, words) = self.hidden.shape[0], self.matrix.shape
         own = self.hidden.dtype.itemsize
-        needs = self._part_bytes(parts.tokens or parts.rows, words)
+        tokens = parts.tokens if name in AHEAD else 0
+        needs = self._part_bytes(tokens or parts.rows, words)
         if name == "head_gradients":
-            needs = self._part_bytes(parts.rows, words) - width * words * own
-        if name == "head_gradients" or (name != "head_loss" and not parts.tokens):
+            needs -= width * words * own
+        if name != "head_loss" and not tokens:
             by_words = self._part_bytes(rows, parts.words + 1)
             needs = max(needs, by_words + parts.words * width * own)
-        elif name == "head_loss":
-            needs = self._part_bytes(parts.rows, words)
         return needs + self._row_bytes * rows
 
     @property

@@ -247,27 +247,25 @@ class _Finder:
         first, second = cast(tuple[fx.Node, fx.Node], node.args)
         shape = found.product.meta["val"].shape
         if first in sent and first.meta["val"].shape == shape:
-            is_turned = self.is_turned(second, found.matrix)
+            is_turned = self.is_same(second, found.matrix, is_turned=True)
             return "hidden" if is_turned and second not in sent else ""
         if first in sent and second not in sent:
             return "matrix" if self.is_same(second, found.hidden) else ""
         if second in sent and second.meta["val"].shape == shape:
-            return "turned" if self.is_turned(first, found.hidden) else ""
+            is_turned = self.is_same(first, found.hidden, is_turned=True)
+            return "turned" if is_turned else ""
         return ""
 
-    def is_same(self, node: fx.Node, other: fx.Node) -> bool:
-        """Whether both are the same numbers in the same layout."""
+    def is_same(
+        self, node: fx.Node, other: fx.Node, *, is_turned: bool = False
+    ) -> bool:
+        """Whether both are the same numbers in the same layout, or one transposed."""
+        layout = _layout(other)
+        if is_turned:
+            layout = Layout(layout.shape[::-1], layout.stride[::-1], layout.dtype)
         at = node.meta["val"].storage_offset() == other.meta["val"].storage_offset()
         stored = self.piece.storage_of
-        return at and stored[node] == stored[other] and _layout(node) == _layout(other)
-
-    def is_turned(self, node: fx.Node, other: fx.Node) -> bool:
-        """Whether one is the other transposed."""
-        value, layout = node.meta["val"], _layout(other)
-        at = value.storage_offset() == other.meta["val"].storage_offset()
-        turned = Layout(layout.shape[::-1], layout.stride[::-1], layout.dtype)
-        stored = self.piece.storage_of
-        return at and stored[node] == stored[other] and _layout(node) == turned
+        return at and stored[node] == stored[other] and _layout(node) == layout
 
     def ops(self, *nodes: fx.Node | None) -> tuple[PieceOp, ...]:
         """The ops of which these nodes are part, each once."""
