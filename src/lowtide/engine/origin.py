@@ -15,13 +15,12 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from lowtide.engine.bits import checksum
 from lowtide.engine.capture.call import module_of
 from lowtide.engine.capture.nodes import reached
 from lowtide.engine.capture.piece import Piece
-from lowtide.engine.capture.tensors import tensors_in
+from lowtide.engine.capture.tensors import Seeing, tensors_in
 from lowtide.engine.draws import draw, draw_again, generator_state
 from lowtide.engine.meter import preserved
 from lowtide.engine.others import surroundings_of
@@ -71,20 +70,15 @@ def _mark(value: torch.Tensor) -> _Mark:
     return value.dtype, value.numel(), checksum(value)
 
 
-class _Occurring(TorchDispatchMode):
+class _Occurring(Seeing):
     """Notes what the ops of a step read and make."""
 
     def __init__(self) -> None:
         super().__init__()
         self.marks: set[_Mark] = set()
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        self.note((args, kwargs))
-        outputs = func(*args, **(kwargs or {}))
-        self.note(outputs)
-        return outputs
+    def see(self, op: Any, args: Any, kwargs: Any, outputs: Any) -> None:
+        self.note((args, kwargs, outputs))
 
     def note(self, tree: Any) -> None:
         self.marks.update(map(_mark, tensors_in(tree)))
