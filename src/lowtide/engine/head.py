@@ -273,7 +273,7 @@ class Given:
         of_bias = None if self.bias is None else self.bias.new_empty(1, len(self.bias))
         for some, made, summed in () if parts.tokens else self.by_words(parts.words):
             self.for_words(of_matrix, some).copy_(made)
-            if of_bias is not None:
+            if of_bias is not None and summed is not None:
                 of_bias[:, some] = summed
             del made
         return of_hidden, of_matrix, of_bias

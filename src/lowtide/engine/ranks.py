@@ -235,5 +235,7 @@ def is_sharded(modules: Sequence[nn.Module]) -> bool:
 def _parts_in(modules: Sequence[nn.Module]) -> list[Any]:
     """The parameters that are parts of larger ones that other processes hold."""
     loaded = sys.modules.get("torch.distributed.tensor")
-    parameters = [p for m in modules for p in m.parameters()] if loaded else []
+    if loaded is None:
+        return []
+    parameters = (p for m in modules for p in m.parameters())
     return [p for p in parameters if isinstance(p, loaded.DTensor)]
