@@ -318,13 +318,14 @@ def fitting(num_bytes: int) -> str:
 
 
 def causes_of(error: BaseException) -> Iterator[BaseException]:
-    """The error, what caused it, what caused that."""
+    """The error, what caused it, what caused that, however torch wraps it."""
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:
         seen.add(id(link))
         yield link
-        link = link.__cause__ or link.__context__
+        inner = getattr(link, "inner_exception", None)
+        link = inner or link.__cause__ or link.__context__
 
 
 def places_of(error: BaseException) -> Iterator[tuple[str, int]]:

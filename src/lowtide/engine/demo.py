@@ -56,17 +56,14 @@ class Demo:
         return sum(self.weights.values())
 
     def to_dict(self) -> dict[str, Any]:
-        counts = {
-            "num_steps": len(self.losses),
-            "num_equal_losses": self.num_equal_losses,
-            "num_weights": len(self.weights),
-            "num_equal_weights": self.num_equal_weights,
-        }
         return {
             "ok": self.ok,
             "budget_bytes": self.plan.budget_bytes,
             "losses": [loss for _, loss, _ in self.losses],
-            **counts,
+            "num_steps": len(self.losses),
+            "num_equal_losses": self.num_equal_losses,
+            "num_weights": len(self.weights),
+            "num_equal_weights": self.num_equal_weights,
             "predicted_peak_bytes": self.plan.peak_bytes,
             "predicted_overhead": self.plan.overhead,
             "baseline_peak_bytes": self.baseline.peak_bytes,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lowtide.errors import LowtideError
+from lowtide.errors import LowtideError, causes_of
 
 
 def explain_failure(
@@ -12,12 +12,11 @@ def explain_failure(
 
     `handled` is what the user's code was handling when it called: not our affair.
     """
-    seen: BaseException | None = error
-    while seen is not None and seen is not handled:
+    for seen in causes_of(error):
+        if seen is handled:
+            break
         if isinstance(seen, LowtideError):
             return seen
-        inner = getattr(seen, "inner_exception", None)
-        seen = inner or seen.__cause__ or seen.__context__
     return error
 
 

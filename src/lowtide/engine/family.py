@@ -54,15 +54,15 @@ class Family:
         """The step around this graph, from one that was measured at similar sizes."""
         members = self.members.get(structure_of(bare), [])
         growths = {growth_of(m.bare, bare): m for m in members}
-        if not growths or min(growths) > most_growth:
+        growth = min(growths, default=math.inf)
+        if math.isinf(growth) or growth > most_growth:
             return None
-        growth = min(growths)
         return resized(growths[growth], bare, max(1.0, growth)), growths[growth]
 
     def plan_for(self, bare: StepGraph) -> Plan | None:
         """The plan of this graph at the most similar sizes, as it is for these."""
         found = self.resized(bare, most_growth=math.inf)
-        if found is None or math.isinf(growth_of(found[1].bare, bare)):
+        if found is None:
             return None
         step, member = found
         return make_plan(step, member.plan.schedule, planner=member.plan.planner)

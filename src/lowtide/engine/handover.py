@@ -156,29 +156,21 @@ def _in_order(module: fx.GraphModule) -> list[fx.Node]:
 
     As they are written they come last, and so would all that is handed over.
     """
-    body = [
-        n
-        for n in module.graph.nodes
-        if n.op not in ("placeholder", "output", "get_attr")
-    ]
-    behind: dict[fx.Node, list[fx.Node]] = {}
-    moved: set[fx.Node] = set()
+    outside = ("placeholder", "output", "get_attr")
+    body = [n for n in module.graph.nodes if n.op not in outside]
+    places = {node: number for number, node in enumerate(body)}
+    when = dict(places)
     for node in outputs_of(module)[0]:
-        chain: list[fx.Node] = []
-        while isinstance(node, fx.Node) and is_view(node) and node not in moved:
-            chain.insert(0, node)
-            (node, *others) = node.all_input_nodes
+        views: list[fx.Node] = []
+        while isinstance(node, fx.Node) and is_view(node):
+            views.append(node)
+            node, *others = node.all_input_nodes
             if others:
                 break
         else:
-            if node in body and node not in moved:
-                moved.update(chain)
-                behind.setdefault(node, []).extend(chain)
-    ordered: list[fx.Node] = []
-    for node in body:
-        if node not in moved:
-            ordered += [node, *behind.get(node, ())]
-    return ordered
+            if node in places:
+                when |= dict.fromkeys(views, places[node])
+    return sorted(body, key=when.__getitem__)
 
 
 def in_parts(

@@ -45,6 +45,8 @@ aten = torch.ops.aten
 _IGNORED = -100
 # More rows than these are never computed at once where they make others.
 _MOST_ROWS = 1536
+# Forms that make gradients with the loss.
+AHEAD = ("head_ahead", "head_arrived")
 # For each head, the gradient of its loss that came last.
 _arrived: dict[tuple[object, ...], torch.Tensor] = {}
 
@@ -111,14 +113,13 @@ class Head(NamedTuple):
         """
         rows, (width, words) = self.hidden.shape[0], self.matrix.shape
         own = self.hidden.dtype.itemsize
-        needs = self._part_bytes(parts.tokens or parts.rows, words)
+        tokens = parts.tokens if name in AHEAD else 0
+        needs = self._part_bytes(tokens or parts.rows, words)
         if name == "head_gradients":
-            needs = self._part_bytes(parts.rows, words) - width * words * own
-        if name == "head_gradients" or (name != "head_loss" and not parts.tokens):
+            needs -= width * words * own
+        if name != "head_loss" and not tokens:
             by_words = self._part_bytes(rows, parts.words + 1)
             needs = max(needs, by_words + parts.words * width * own)
-        elif name == "head_loss":
-            needs = self._part_bytes(parts.rows, words)
         return needs + self._row_bytes * rows
 
     @property
@@ -161,8 +162,8 @@ def head_ahead(
     picked = Picked(read, loss)
     # It counts the rows, whatever their numbers are.
     total = picked.loss()[1]
-    given = Given(taken, read, total, loss)
-    of_matrix, of_hidden = given.at_once(is_transposed, parts, picked)
+    given = Given(taken, read, total, loss, is_transposed)
+    of_hidden, of_matrix, _ = given.gradients(parts, picked)
     return (*picked.loss(), of_matrix, of_hidden, taken)
 
 
@@ -182,15 +183,13 @@ def head_arrived(
 
     That of the matrix is handed on if nobody else will read it (`may_take`).
     """
+    may_take = may_take and not is_graph_kept()
     if isinstance(gradient, FakeTensor) or same_bits(gradient, taken):
-        if not may_take or is_graph_kept():
-            of_matrix = of_matrix.clone()
-        return of_matrix, of_hidden.clone()
+        return of_matrix if may_take else of_matrix.clone(), of_hidden.clone()
     _arrived[_kind(read, loss)] = gradient.clone()
-    given = Given(gradient, read, total_weight, loss)
-    if may_take and not is_graph_kept():
-        return given.at_once(is_transposed, parts, None, of_matrix)
-    return given.at_once(is_transposed, parts, None)
+    given = Given(gradient, read, total_weight, loss, is_transposed)
+    made = given.gradients(parts, room=of_matrix if may_take else None)
+    return made[1], made[0]
 
 
 def head_gradients(
@@ -202,15 +201,9 @@ def head_gradients(
     parts: Parts,
 ) -> tuple[torch.Tensor, ...]:
     """The gradients of what the head reads, of its matrix, and of its bias."""
-    given = Given(gradient, read, total_weight, loss)
-    of_hidden = torch.empty_like(read.hidden)
-    for some, made in given.by_rows(parts.rows):
-        of_hidden[some] = made
-        del made
-    of_matrix = given.empty_matrix(is_transposed)
-    of_bias = read.hidden.new_empty(1, read.matrix.shape[1])
-    given.fill_by_words(of_matrix, of_bias, parts.words, is_transposed)
-    return (of_hidden, of_matrix) + (() if read.bias is None else (of_bias,))
+    given = Given(gradient, read, total_weight, loss, is_transposed)
+    made = given.gradients(parts._replace(tokens=0))
+    return tuple(part for part in made if part is not None)
 
 
 def _kind(read: Read, loss: Loss) -> tuple[object, ...]:
@@ -242,60 +235,67 @@ class Given:
     """The backward of a head: its arguments, and what its rows leave for its words."""
 
     def __init__(
-        self, gradient: torch.Tensor, read: Read, total_weight: torch.Tensor, loss: Loss
+        self,
+        gradient: torch.Tensor,
+        read: Read,
+        total_weight: torch.Tensor,
+        loss: Loss,
+        is_transposed: bool,
     ) -> None:
         self.gradient, self.total_weight, self.loss = gradient, total_weight, loss
         self.hidden, self.matrix, self.bias, self.target = read
+        self.is_transposed = is_transposed
         rows = len(self.hidden)
         self.highest = self.hidden.new_empty(rows, 1, dtype=loss.dtype)
         self.log_sum = torch.empty_like(self.highest)
 
-    def empty_matrix(self, is_transposed: bool) -> torch.Tensor:
-        """Room for the gradient of the matrix."""
-        shape = self.matrix.shape if is_transposed else self.matrix.shape[::-1]
-        return self.hidden.new_empty(shape)
-
-    def at_once(
+    def gradients(
         self,
-        is_transposed: bool,
         parts: Parts,
-        picked: Picked | None,
+        picked: Picked | None = None,
         room: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The gradients of the matrix and of what the head reads, and its loss."""
-        of_matrix = self.empty_matrix(is_transposed) if room is None else room
-        of_hidden = torch.empty_like(self.hidden)
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Those of what the head reads, of its matrix, and of its bias.
+
+        That of the matrix is made in the `room` that is given, or else in new memory.
+        """
+        of_hidden = self.hidden.new_empty(self.hidden.shape)
+        of_matrix = room
         count = parts.tokens or parts.rows
         for some, logits in self.differentiated(count, picked, not parts.tokens):
             torch.mm(logits, self.matrix.t(), out=of_hidden[some])
             if parts.tokens:
-                self.add_tokens(of_matrix, logits, some, is_transposed)
+                of_matrix = self.add_tokens(of_matrix, logits, some)
             del logits
-        if not parts.tokens:
-            self.fill_by_words(of_matrix, None, parts.words, is_transposed)
-        return of_matrix, of_hidden
+        if of_matrix is None:
+            shape = self.matrix.shape if self.is_transposed else self.matrix.shape[::-1]
+            of_matrix = self.hidden.new_empty(shape)
+        of_bias = None if self.bias is None else self.bias.new_empty(1, len(self.bias))
+        for some, made, summed in () if parts.tokens else self.by_words(parts.words):
+            self.for_words(of_matrix, some).copy_(made)
+            if of_bias is not None and summed is not None:
+                of_bias[:, some] = summed
+            del made
+        return of_hidden, of_matrix, of_bias
+
+    def factors(
+        self, logits: torch.Tensor, rows: slice = slice(None)
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What is multiplied to get the gradient of the matrix that some rows make."""
+        hidden = self.hidden[rows]
+        return (hidden.t(), logits) if self.is_transposed else (logits.t(), hidden)
+
+    def for_words(self, of_matrix: torch.Tensor, some: slice) -> torch.Tensor:
+        """The part of a gradient of the matrix that belongs to some words."""
+        return of_matrix[:, some] if self.is_transposed else of_matrix[some]
 
     def add_tokens(
-        self,
-        total: torch.Tensor,
-        logits: torch.Tensor,
-        some: slice,
-        is_transposed: bool,
-    ) -> None:
-        """Add what some rows make of the gradient of the matrix, in place."""
-        factors = logits.t(), self.hidden[some]
-        if is_transposed:
-            factors = self.hidden[some].t(), logits
-        if some.start == 0:
-            torch.mm(*factors, out=total)
-        else:
-            total.addmm_(*factors)
-
-    def by_rows(self, count: int) -> Iterator[tuple[slice, torch.Tensor]]:
-        """The gradient of what the head reads, some rows at a time."""
-        for some, logits in self.differentiated(count):
-            yield some, torch.mm(logits, self.matrix.t())
-            del logits
+        self, total: torch.Tensor | None, logits: torch.Tensor, some: slice
+    ) -> torch.Tensor:
+        """The gradient of the matrix with what some rows make of it, in place."""
+        if total is None or some.start == 0:
+            return torch.mm(*self.factors(logits, some), out=total)
+        return total.addmm_(*self.factors(logits, some))
 
     def differentiated(
         self, count: int, picked: Picked | None = None, for_words: bool = True
@@ -327,22 +327,8 @@ class Given:
             yield some, logits
             del logits
 
-    def fill_by_words(
-        self,
-        of_matrix: torch.Tensor,
-        of_bias: torch.Tensor | None,
-        count: int,
-        is_transposed: bool,
-    ) -> None:
-        """Make the gradients of matrix and bias, some words at a time."""
-        for some, made, summed in self.by_words(count, is_transposed):
-            of_matrix[(slice(None), some) if is_transposed else some] = made
-            if summed is not None and of_bias is not None:
-                of_bias[:, some] = summed
-            del made
-
     def by_words(
-        self, count: int, is_transposed: bool
+        self, count: int
     ) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor | None]]:
         """The gradients of matrix and bias, for some words at a time."""
         ignored = self.target == self.loss.ignore_index
@@ -354,10 +340,7 @@ class Given:
             bias = None if self.bias is None else self.bias[some]
             logits = logits_of(self.hidden, self.matrix[:, some], bias)
             self._differentiate(logits, some, sent)
-            if is_transposed:
-                made = torch.mm(self.hidden.t(), logits)
-            else:
-                made = torch.mm(logits.t(), self.hidden)
+            made = torch.mm(*self.factors(logits))
             yield some, made, None if bias is None else logits.sum([0], True)
             del logits, made
 

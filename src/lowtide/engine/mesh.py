@@ -184,20 +184,18 @@ class _Split:
     in_sequence: bool
 
 
-def _wait(value: torch.Tensor) -> torch.Tensor:
-    return collectives.wait_tensor(value)
-
-
 def _gather(x: torch.Tensor, dim: int, split: _Split) -> torch.Tensor:
-    return _wait(collectives.all_gather_tensor(x.contiguous(), dim, split.group))
+    parts = collectives.all_gather_tensor(x.contiguous(), dim, split.group)
+    return collectives.wait_tensor(parts)
 
 
 def _sum(x: torch.Tensor, split: _Split) -> torch.Tensor:
     """The sum over all; with a divided sequence, of each rank's part of it."""
     x = x.contiguous()
     if split.in_sequence:
-        return _wait(collectives.reduce_scatter_tensor(x, "sum", 1, split.group))
-    return _wait(collectives.all_reduce(x, "sum", split.group))
+        part = collectives.reduce_scatter_tensor(x, "sum", 1, split.group)
+        return collectives.wait_tensor(part)
+    return collectives.wait_tensor(collectives.all_reduce(x, "sum", split.group))
 
 
 def _share(x: torch.Tensor, split: _Split) -> torch.Tensor:
@@ -208,10 +206,6 @@ def _share(x: torch.Tensor, split: _Split) -> torch.Tensor:
 def _own_part(x: torch.Tensor, split: _Split) -> torch.Tensor:
     """This rank's part of the sequence."""
     return x.chunk(split.ways, 1)[0].contiguous()
-
-
-def _gather_sequence(x: torch.Tensor, split: _Split) -> torch.Tensor:
-    return _gather(x, 1, split)
 
 
 def _gather_columns(x: torch.Tensor, split: _Split) -> torch.Tensor:
@@ -297,8 +291,8 @@ def _divided(model: nn.Module, blocks: nn.ModuleList, split: _Split) -> Iterator
                 remember(parent)
                 _enter_by(parent, lambda x: _shared(x, split))
             remember(blocks[0])
-            there_and_back = _own_part, _gather_sequence
-            _enter_by(blocks[0], lambda x: _Exchange.apply(x, split, *there_and_back))
+            there_and_back = split, _own_part, _share
+            _enter_by(blocks[0], lambda x: _Exchange.apply(x, *there_and_back))
         yield
     finally:
         for layer, parameters, attributes in reversed(before):

@@ -17,15 +17,11 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
+from lowtide.engine.capture.nodes import inputs_of
 from lowtide.engine.capture.piece import Piece, is_number, is_object
 from lowtide.engine.capture.shapes import ResizedError, Shapes, value_as_traced
 from lowtide.engine.others import Run, callable_of
-from lowtide.engine.rewrite import (
-    Halves,
-    Orders,
-    saved_name,
-    split,
-)
+from lowtide.engine.rewrite import Halves, Orders, saved_name, split
 
 aten = torch.ops.aten
 
@@ -84,7 +80,7 @@ class OrdersBySize:
     ) -> None:
         self.joint, self.read = joint, read
         self.decide, self.generation = decide, generation
-        self.shapes = Shapes.of(joint)
+        self.shapes = Shapes(node.meta.get("val") for node in inputs_of(joint))
         self.most = self.shapes.hints
         self.piece = self.read_at(self.most)
         self.numbers = [n for n in self.piece.primals if is_number(n)]

@@ -15,13 +15,12 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from lowtide.engine.bits import checksum
 from lowtide.engine.capture.call import module_of
 from lowtide.engine.capture.nodes import reached
 from lowtide.engine.capture.piece import Piece
-from lowtide.engine.capture.tensors import tensors_in
+from lowtide.engine.capture.tensors import Seeing, tensors_in
 from lowtide.engine.draws import draw, draw_again, generator_state
 from lowtide.engine.meter import preserved
 from lowtide.engine.others import surroundings_of
@@ -41,34 +40,45 @@ def origin_of(
     with preserved(modules), occurs:
         plain()
         occurs.note([p.grad for m in modules for p in m.parameters()])
-    examiner = _Examiner(occurs)
-    before, watch.around = watch.around, examiner.run
+    found: list[str] = []
+
+    def examine(
+        piece: Piece, phase: Phase, args: list[Any], run: Callable[..., Any]
+    ) -> Any:
+        """Run one half of a graph op by op, and note the first op that is wrong."""
+        del piece
+        module: fx.GraphModule = run.module  # type: ignore[attr-defined]
+        marker = _Marker(module, occurs)
+        values = list(args)
+        args.clear()
+        with surroundings_of(module):
+            outputs = marker.run(*values, enable_io_processing=False)
+        if (node := marker.first_wrong()) is not None:
+            found.append(f"{_name_of(node)} in the {phase}")
+        return outputs
+
+    before, watch.around = watch.around, examine
     try:
         with preserved(modules):
             planned()
     finally:
         watch.around = before
-    return examiner.found
+    return next(iter(found), "")
 
 
 def _mark(value: torch.Tensor) -> _Mark:
     return value.dtype, value.numel(), checksum(value)
 
 
-class _Occurring(TorchDispatchMode):
+class _Occurring(Seeing):
     """Notes what the ops of a step read and make."""
 
     def __init__(self) -> None:
         super().__init__()
         self.marks: set[_Mark] = set()
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        self.note((args, kwargs))
-        outputs = func(*args, **(kwargs or {}))
-        self.note(outputs)
-        return outputs
+    def see(self, op: Any, args: Any, kwargs: Any, outputs: Any) -> None:
+        self.note((args, kwargs, outputs))
 
     def note(self, tree: Any) -> None:
         self.marks.update(map(_mark, tensors_in(tree)))
@@ -77,29 +87,6 @@ class _Occurring(TorchDispatchMode):
         """Whether one of these tensors occurs, or there is none."""
         tensors = tensors_in(value)
         return not tensors or any(_mark(t) in self.marks for t in tensors)
-
-
-class _Examiner:
-    """Runs planned graphs op by op, and remembers the first op that is wrong."""
-
-    def __init__(self, occurs: _Occurring) -> None:
-        self.occurs = occurs
-        self.found = ""
-
-    def run(
-        self, piece: Piece, phase: Phase, args: list[Any], run: Callable[..., Any]
-    ) -> Any:
-        """Stands around the run of each half of a graph."""
-        del piece
-        module: fx.GraphModule = run.module  # type: ignore[attr-defined]
-        marker = _Marker(module, self.occurs)
-        values = list(args)
-        args.clear()
-        with surroundings_of(module):
-            outputs = marker.run(*values, enable_io_processing=False)
-        if not self.found and (node := marker.first_wrong()) is not None:
-            self.found = f"{_name_of(node)} in the {phase}"
-        return outputs
 
 
 class _Marker(fx.Interpreter):

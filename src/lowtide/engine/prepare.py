@@ -24,7 +24,7 @@ from lowtide.engine.costs.cost import Cost, total_cost
 from lowtide.engine.costs.devices import find_device
 from lowtide.engine.costs.optimizer import UpdateBytes, update_bytes
 from lowtide.engine.costs.prices import Pricing, costs
-from lowtide.engine.head import Head
+from lowtide.engine.head import AHEAD, Head
 from lowtide.engine.outside import Outside
 from lowtide.engine.ranks import bucket_bytes
 from lowtide.engine.trial import default_parts, exact_parts
@@ -33,8 +33,6 @@ from lowtide.step.graph import Kind, Op, Region, StepGraph, Storage
 
 # No single number takes more.
 _NUMBER_BYTES = 16
-# Forms that make gradients with the loss.
-_AHEAD = ("head_ahead", "head_arrived")
 
 
 @dataclass(frozen=True)
@@ -95,7 +93,7 @@ def _tried(op: Op, cost: Cost, head: Head) -> tuple[Op, Cost]:
     if (
         parts is None
         or foreseen is None
-        or (name in _AHEAD and bool(parts.tokens) != bool(foreseen.tokens))
+        or (name in AHEAD and bool(parts.tokens) != bool(foreseen.tokens))
     ):
         return replace(op, reads=(), writes=(), over=-1), cost
     scratch = op.scratch_bytes - head.scratch_bytes(name, foreseen)

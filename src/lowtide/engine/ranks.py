@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from lowtide.engine.capture.piece import COLLECTIVE
 from lowtide.engine.company import Group, met, show_life
@@ -28,10 +29,6 @@ from lowtide.step.schedule import fitted
 
 def exchange() -> Any:
     """The `DistributedDataParallel` that is being called, if there is one."""
-    if not torch.distributed.is_available():
-        return None
-    from torch.nn.parallel import DistributedDataParallel
-
     return DistributedDataParallel._get_active_ddp_module()
 
 
@@ -40,11 +37,8 @@ def inside_wrapper(model: Any) -> Any:
 
     What the wrapper itself does is exchange, and no part of a graph.
     """
-    if torch.distributed.is_available():
-        from torch.nn.parallel import DistributedDataParallel
-
-        while isinstance(model, DistributedDataParallel):
-            model = model.module
+    while isinstance(model, DistributedDataParallel):
+        model = model.module
     return model
 
 
@@ -69,9 +63,7 @@ def is_divided_twice(model: Any) -> bool:
     torch captures their blocks with symbols that belong to nothing, so most graphs
     could not be planned, and the step would need more than without lowtide.
     """
-    if not isinstance(model, nn.Module):
-        return False
-    parts: list[Any] = [p for p in model.parameters() if _is_part(p)]
+    parts = _parts_in([model]) if isinstance(model, nn.Module) else []
     return any(sum(not q.is_replicate() for q in p.placements) > 1 for p in parts)
 
 
@@ -228,21 +220,22 @@ def group_of(modules: Sequence[nn.Module]) -> Group | None:
     if wrapper is not None:
         ranks = distributed.get_process_group_ranks(wrapper.process_group)
     else:
-        parts: list[Any] = [p for m in modules for p in m.parameters() if _is_part(p)]
-        meshes = [p.device_mesh for p in parts]
+        meshes = [p.device_mesh for p in _parts_in(modules)]
         ranks = sorted({r for mesh in meshes for r in mesh.mesh.flatten().tolist()})
     if len(ranks) < 2:
         return None
     return Group(tuple(ranks), distributed.get_rank())
 
 
-def _is_part(parameter: nn.Parameter) -> bool:
-    """Whether a parameter is a part of a larger one that other processes hold."""
-    if "torch.distributed.tensor" not in sys.modules:
-        return False
-    return isinstance(parameter, sys.modules["torch.distributed.tensor"].DTensor)
-
-
 def is_sharded(modules: Sequence[nn.Module]) -> bool:
     """Whether parameters are parts of larger ones that other processes hold."""
-    return any(_is_part(p) for m in modules for p in m.parameters())
+    return bool(_parts_in(modules))
+
+
+def _parts_in(modules: Sequence[nn.Module]) -> list[Any]:
+    """The parameters that are parts of larger ones that other processes hold."""
+    loaded = sys.modules.get("torch.distributed.tensor")
+    if loaded is None:
+        return []
+    parameters = (p for m in modules for p in m.parameters())
+    return [p for p in parameters if isinstance(p, loaded.DTensor)]

@@ -72,7 +72,8 @@ def exact_parts(head: Head) -> Parts | None:
             kept: Any = {} if path is None else json.loads(path.read_text())
             _known[key] = Parts(*kept["parts"]) if kept["parts"] else None
         except (OSError, ValueError, TypeError, KeyError):
-            _known[key] = _try_parts(head)
+            with torch.no_grad():
+                _known[key] = _Trial(head).parts()
             log.info("%s: the same bits in %s", head, _known[key])
             if path is not None:
                 _store(path, _known[key])
@@ -85,11 +86,6 @@ def _store(path: Path, parts: Parts | None) -> None:
         write_whole(path, json.dumps({"parts": parts}), force=True)
     except (OSError, LowtideError) as error:
         log.info("what gives the same bits is not kept: %s: %s", path, error)
-
-
-def _try_parts(head: Head) -> Parts | None:
-    with torch.no_grad():
-        return _Trial(head).parts()
 
 
 class _Trial:
@@ -115,12 +111,9 @@ class _Trial:
         total = self.whole[1]
         sent = gradient_over(logs, gradient, target, *how, total).to(hidden.dtype)
         del logs
-        self.given = Given(gradient, self.read, total, loss)
+        self.given = Given(gradient, self.read, total, loss, head.is_transposed)
         self.of_hidden = torch.mm(sent, matrix.t())
-        if head.is_transposed:
-            self.of_matrix = torch.mm(hidden.t(), sent)
-        else:
-            self.of_matrix = torch.mm(sent.t(), hidden)
+        self.of_matrix = torch.mm(*self.given.factors(sent))
         self.of_bias = sent.sum([0], True)
         few = [n for n in TOKENS if n < rows] if _may_add_tokens(head) else []
         self.tokens = [n for n in few if self.may_add(sent[:, :_SOME_WORDS], n)]
@@ -144,31 +137,32 @@ class _Trial:
 
     def may_add(self, sent: torch.Tensor, tokens: int) -> bool:
         """Whether so many rows at a time add up to the same, for a few words."""
-        words, turned = sent.shape[1], self.head.is_transposed
-        whole = self.of_matrix[:, :words] if turned else self.of_matrix[:words]
-        total = torch.empty_like(whole, memory_format=torch.contiguous_format)
+        total = None
         for some in slices(len(sent), tokens):
-            self.given.add_tokens(total, sent[some], some, turned)
-        return same_bits(total, whole)
+            total = self.given.add_tokens(total, sent[some], some)
+        whole = self.given.for_words(self.of_matrix, slice(sent.shape[1]))
+        return total is not None and same_bits(total, whole)
 
     def is_at_once(self, parts: Parts) -> bool:
         picked = Picked(self.read, self.head.loss)
-        made = self.given.at_once(self.head.is_transposed, parts, picked)
-        expected = (self.of_matrix, self.of_hidden, *self.whole)
-        return all(map(same_bits, (*made, *picked.loss()), expected))
+        of_hidden, of_matrix, _ = self.given.gradients(parts, picked)
+        made = (of_matrix, of_hidden, *picked.loss())
+        return all(map(same_bits, made, (self.of_matrix, self.of_hidden, *self.whole)))
 
     def is_loss(self, rows: int) -> bool:
         made = head_loss(self.read, self.head.loss, Parts(rows, 0))
         return all(map(same_bits, made, self.whole))
 
     def is_by_rows(self, rows: int) -> bool:
-        made = self.given.by_rows(rows)
-        return all(same_bits(self.of_hidden[some], part) for some, part in made)
+        turned = self.read.matrix.t()
+        return all(
+            same_bits(self.of_hidden[some], torch.mm(logits, turned))
+            for some, logits in self.given.differentiated(rows)
+        )
 
     def is_by_words(self, words: int) -> bool:
-        turned = self.head.is_transposed
         return all(
-            same_bits(self.of_matrix[:, some] if turned else self.of_matrix[some], part)
+            same_bits(self.given.for_words(self.of_matrix, some), part)
             and (summed is None or same_bits(self.of_bias[:, some], summed))
-            for some, part, summed in self.given.by_words(words, turned)
+            for some, part, summed in self.given.by_words(words)
         )

@@ -19,6 +19,7 @@ from torch._guards import detect_fake_mode
 from torch._subclasses import FakeTensor
 
 from lowtide.engine.capture.eager import Arrival, tracing_as_eager
+from lowtide.engine.capture.nodes import inputs_of
 from lowtide.engine.capture.shapes import Shapes
 
 _DEVICES = ("cpu", "cuda")
@@ -88,21 +89,14 @@ class Tracer:
 
     def __init__(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> None:
         self.gm = gm
-        self.inputs: list[Any] = []
-        self.shapes = Shapes()
-        nodes = gm.graph.find_nodes(op="placeholder")
-        self.can_trace = not any(
-            _is_number(node, value)
-            for node, value in zip(nodes, example_inputs, strict=True)
-        )
+        nodes = inputs_of(gm)
+        inputs = [*zip(nodes, example_inputs, strict=True)]
+        self.can_trace = not any(_is_number(*each) for each in inputs)
         if self.can_trace:
             mode = self.mode = detect_fake_mode(example_inputs)
             assert mode is not None, "dynamo traces with fake tensors"
-            self.shapes = Shapes.of(gm, "example_value")
-            self.inputs = [
-                _fake_input(node, value, mode)
-                for node, value in zip(nodes, example_inputs, strict=True)
-            ]
+            self.shapes = Shapes(node.meta.get("example_value") for node in nodes)
+            self.inputs = [_fake_input(*each, mode) for each in inputs]
         self.autocast = _autocast()
         self.caches = torch.is_autocast_cache_enabled()
 

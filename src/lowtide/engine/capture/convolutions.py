@@ -10,7 +10,6 @@ it. torch hands it a single number, expanded, for the size (`torch.nn.grad`).
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
 from typing import Any, cast
 
 import torch
@@ -90,7 +89,8 @@ def _set_apart(node: fx.Node) -> None:
             (gradient, convolved, *others, [False, *mask[1:]]),
             (None, *values[1:]),
         )
-        for item in _items(node):
+        for item in list(node.users):
+            assert item.target is operator.getitem, f"{item} takes {node} as a whole"
             place: Any = item.args[1]
             source = first if place == 0 else second
             made = call(operator.getitem, (source, place), values[place])
@@ -98,9 +98,3 @@ def _set_apart(node: fx.Node) -> None:
             item.replace_all_uses_with(made)
             graph.erase_node(item)
     graph.erase_node(node)
-
-
-def _items(node: fx.Node) -> Iterator[fx.Node]:
-    for user in list(node.users):
-        assert user.target is operator.getitem, f"{user} takes {node} as a whole"
-        yield user

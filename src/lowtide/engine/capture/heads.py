@@ -7,12 +7,13 @@ and nothing else may read what is never there in parts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from lowtide.engine.capture.nodes import reached
 from lowtide.engine.capture.piece import Form, Piece, PieceOp
@@ -103,27 +104,28 @@ class _Finder:
         )
         parts = default_parts(head)
         read: Any = (found.hidden, found.matrix, found.bias, target)
-        sized = self.storages((*read, found.product))
+        sized = self.piece.storages_in((*read, found.product))
         if parts is None or not self.piece.formulas.keys().isdisjoint(sized):
             return []
         made_of = self.ops(found.product, found.cast, found.logs)
         items = sorted(op.node.users, key=lambda user: cast(int, user.args[1]))
         given, results = (Read(*read), loss), tuple(items)
         forward = Form("head_loss", head_loss, given, results, (*made_of, op), head)
-        forms = [self.form(op, [op], read, forward)]
+        forms = [self.form([op], forward)]
         if backward is not None and op.is_forward:
-            forms.append(self.gradients(backward, forward))
+            late = self.late(backward, forward)
+            forms.append(self.form(self.ops(*late.results), late))
             if not found.bias and reduction:
-                forms += self.ahead(op, backward, forward, bool(parts.tokens))
+                forms += self.ahead(op, backward, forward, late, bool(parts.tokens))
         return [form for form in forms if form is not None]
 
-    def gradients(self, backward: _Backward, forward: Form) -> PieceOp | None:
+    def late(self, backward: _Backward, forward: Form) -> Form:
         """The gradients of a head, in parts."""
-        product = forward.made_of[:1]
         read, loss = forward.given
-        gradient, total_weight = backward.sent.args[0], backward.sent.args[6]
+        product = forward.made_of[:1]
         ends = self.ops(*backward.results)
-        form = Form(
+        gradient, total_weight = backward.sent.args[0], backward.sent.args[6]
+        return Form(
             "head_gradients",
             head_gradients,
             (gradient, read, total_weight, loss, backward.is_transposed),
@@ -131,19 +133,22 @@ class _Finder:
             (*forward.made_of[:-1], *backward.ops, *product, *backward.ops, *ends),
             forward.head,
         )
-        return self.form(ends[0], ends, (gradient, *read, total_weight), form)
 
     def ahead(
-        self, op: PieceOp, backward: _Backward, forward: Form, at_once: bool
+        self,
+        op: PieceOp,
+        backward: _Backward,
+        forward: Form,
+        late: Form,
+        at_once: bool,
     ) -> list[PieceOp]:
         """The gradients with the loss, and what hands them on when theirs arrives."""
         hidden, matrix = backward.results
         first = forward.results[0]
         likes = {f"{n.name} ahead": n.meta["val"] for n in (matrix, hidden, first)}
+        leaves = tuple(self.ours(name, value) for name, value in likes.items())
         ends = self.ops(matrix, hidden)
         product = () if at_once else forward.made_of[:1]
-        read, loss = forward.given
-        leaves = tuple(self.ours(name, value) for name, value in likes.items())
         early = replace(
             forward,
             name="head_ahead",
@@ -152,18 +157,15 @@ class _Finder:
             made_of=(*forward.made_of, *backward.ops, *product, *ends),
             leaves=leaves,
         )
-        gradient, total_weight = backward.sent.args[0], backward.sent.args[6]
-        late = Form(
-            "head_arrived",
-            head_arrived,
-            (gradient, read, total_weight, loss, backward.is_transposed),
-            (matrix, hidden),
-            (),
-            forward.head,
+        arrived = replace(
+            late,
+            name="head_arrived",
+            call=head_arrived,
+            results=(matrix, hidden),
+            made_of=(),
             takes=leaves,
         )
-        made = self.form(op, [op], read, early)
-        done = self.form(ends[0], ends, (gradient, *read, total_weight), late)
+        made, done = self.form([op], early), self.form(ends, arrived)
         return [made, done] if made is not None and done is not None else []
 
     def ours(self, name: str, like: torch.Tensor) -> int:
@@ -245,46 +247,37 @@ class _Finder:
         first, second = cast(tuple[fx.Node, fx.Node], node.args)
         shape = found.product.meta["val"].shape
         if first in sent and first.meta["val"].shape == shape:
-            is_turned = self.is_turned(second, found.matrix)
+            is_turned = self.is_same(second, found.matrix, is_turned=True)
             return "hidden" if is_turned and second not in sent else ""
         if first in sent and second not in sent:
             return "matrix" if self.is_same(second, found.hidden) else ""
         if second in sent and second.meta["val"].shape == shape:
-            return "turned" if self.is_turned(first, found.hidden) else ""
+            is_turned = self.is_same(first, found.hidden, is_turned=True)
+            return "turned" if is_turned else ""
         return ""
 
-    def is_same(self, node: fx.Node, other: fx.Node) -> bool:
-        """Whether both are the same numbers in the same layout."""
+    def is_same(
+        self, node: fx.Node, other: fx.Node, *, is_turned: bool = False
+    ) -> bool:
+        """Whether both are the same numbers in the same layout, or one transposed."""
+        layout = _layout(other)
+        if is_turned:
+            layout = Layout(layout.shape[::-1], layout.stride[::-1], layout.dtype)
         at = node.meta["val"].storage_offset() == other.meta["val"].storage_offset()
         stored = self.piece.storage_of
-        return at and stored[node] == stored[other] and _layout(node) == _layout(other)
-
-    def is_turned(self, node: fx.Node, other: fx.Node) -> bool:
-        """Whether one is the other transposed."""
-        value, layout = node.meta["val"], _layout(other)
-        at = value.storage_offset() == other.meta["val"].storage_offset()
-        turned = Layout(layout.shape[::-1], layout.stride[::-1], layout.dtype)
-        stored = self.piece.storage_of
-        return at and stored[node] == stored[other] and _layout(node) == turned
+        return at and stored[node] == stored[other] and _layout(node) == layout
 
     def ops(self, *nodes: fx.Node | None) -> tuple[PieceOp, ...]:
         """The ops of which these nodes are part, each once."""
         found = {id(self.owner[n]): self.owner[n] for n in nodes if n is not None}
         return tuple(found.values())
 
-    def storages(self, nodes: Iterable[Any]) -> tuple[int, ...]:
-        """The storages of these nodes, each once."""
-        known = [n for n in nodes if isinstance(n, fx.Node)]
-        return tuple(dict.fromkeys(s for n in known for s in self.piece.storage_of[n]))
-
-    def form(
-        self, op: PieceOp, ends: Iterable[PieceOp], read: Iterable[Any], form: Form
-    ) -> PieceOp | None:
+    def form(self, ends: Sequence[PieceOp], form: Form) -> PieceOp | None:
         """The form as an op; None if what follows its ops reads more than they do."""
-        ends = tuple(ends)
+        op = ends[0]
         then = tuple(f for end in ends for f in end.then)
-        more = self.storages(a for f in then for a in f.node.all_input_nodes)
-        reads = self.storages(read)
+        more = self.piece.storages_in(a for f in then for a in f.node.all_input_nodes)
+        reads = self.piece.storages_in(pytree.tree_leaves(form.given))
         made = {f.over for f in then}
         if any(end.once for end in ends) or not made.union(reads).issuperset(more):
             return None

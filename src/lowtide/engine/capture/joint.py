@@ -200,7 +200,7 @@ class _Reader:
 
     def call(self, node: fx.Node) -> None:
         piece = self.piece
-        reads = self.reads(node)
+        reads = piece.storages_in(node.all_input_nodes)
         if is_wait(node.target):  # for its argument, which it returns
             (given,) = node.all_input_nodes
             for own, of in zip(tensors_of(node), tensors_of(given), strict=True):
@@ -217,10 +217,6 @@ class _Reader:
             piece.views.add(node)
             return
         piece.ops.append(PieceOp(node, "plain", reads, tuple(new), once))
-
-    def reads(self, node: fx.Node) -> tuple[int, ...]:
-        found = [s for a in node.all_input_nodes for s in self.piece.storage_of[a]]
-        return tuple(dict.fromkeys(found))
 
     def drop_dead_and_split(self) -> None:
         """Drop ops nobody needs; mark those that the forward's outputs need.
@@ -249,7 +245,7 @@ class _Reader:
     def find_what_reads_changed_state(self) -> None:
         piece = self.piece
         primals = [piece.primals[position] for position in piece.mutated_inputs]
-        self.changed = {s for node in primals for s in piece.storage_of[node]}
+        self.changed = set(piece.storages_in(primals))
         for op in piece.ops:
             if op.once or self.changed.isdisjoint(op.reads):
                 continue
@@ -284,10 +280,10 @@ class _Reader:
     def fold(self) -> None:
         piece = self.piece
         outputs = (*piece.forward_outputs, *piece.gradients)
-        kept = {s for node in outputs for s in piece.storage_of.get(node, ())}
+        kept = frozenset(piece.storages_in(outputs))
         piece.unfolded = list(piece.ops)
-        self.became = fold_in_place(piece, frozenset(kept))
-        find_overwritten(piece, frozenset(kept))
+        self.became = fold_in_place(piece, kept)
+        find_overwritten(piece, kept)
 
     def add_stand_ins(self) -> None:
         """Put behind each op that has some the forms in which it can run again.
@@ -378,12 +374,12 @@ class _Reader:
         """Normalise again without touching, or reading, the running statistics."""
         inputs = [a for a in op.node.args[:3] if isinstance(a, fx.Node)]
         inputs += [a for f in op.then for a in f.node.all_input_nodes]
-        reads = [s for a in inputs for s in self.piece.storage_of[a]]
+        reads = self.piece.storages_in(inputs)
         made = [self.ids[storage_key(v)] for v in op.node.meta["val"][:3]]
         return replace(
             op,
             variant="without_statistics",
-            reads=tuple(s for s in dict.fromkeys(reads) if s not in self.became),
+            reads=tuple(s for s in reads if s not in self.became),
             writes=tuple(dict.fromkeys(self.owner(s) for s in made)),
             once="",
         )
@@ -405,13 +401,8 @@ class _Reader:
         ]
         # `loss.backward()` makes the gradient of the loss, and holds it to its end.
         ones = [n for n in piece.arriving_tangents if n.meta["val"].numel() == 1]
-        held = dict.fromkeys(
-            s
-            for node in (*values, *piece.gradients, *ones)
-            for s in piece.storage_of.get(node, ())
-            if not piece.storages[s].resident
-        )
-        piece.held_outputs = tuple(held)
+        held = piece.storages_in((*values, *piece.gradients, *ones))
+        piece.held_outputs = tuple(s for s in held if not piece.storages[s].resident)
 
 
 def _mutated(joint: fx.GraphModule, descriptions: list[Any]) -> dict[int, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -161,6 +161,11 @@ class Piece:
         """The tangents that are not taken to be zero."""
         absent = self.absent_tangents
         return [n for place, n in enumerate(self.tangents) if place not in absent]
+
+    def storages_in(self, values: Iterable[Any]) -> tuple[int, ...]:
+        """The storages of these values, each once; what is no node has none."""
+        known = self.storage_of
+        return tuple(dict.fromkeys(s for node in values for s in known.get(node, ())))
 
 
 def tensors_of(node: fx.Node) -> list[torch.Tensor]:

@@ -20,7 +20,6 @@ from torch import fx
 from torch.types import py_sym_types
 from torch.utils import _pytree as pytree
 
-from lowtide.engine.capture.nodes import inputs_of
 from lowtide.engine.capture.piece import Piece
 from lowtide.engine.capture.step import step_of
 from lowtide.engine.capture.tensors import result_bytes, storage_key, tensors_in
@@ -33,27 +32,20 @@ class ResizedError(Exception):
 
 
 class Shapes:
-    """The symbols among the inputs of a graph.
+    """The symbols among the inputs of a graph, whose fake values are given.
 
     `places` are theirs among the inputs, `hints` the values they were traced with.
     """
 
-    def __init__(self) -> None:
-        self.places: list[int] = []
-        self.symbols: list[Any] = []
-        self.hints: tuple[int, ...] = ()
-
-    @classmethod
-    def of(cls, graph: fx.GraphModule, key: str = "val") -> Shapes:
-        """Those of this graph, whose nodes have their fake values under this key."""
-        found = cls()
-        for place, node in enumerate(inputs_of(graph)):
-            value = node.meta.get(key)
-            if isinstance(value, torch.SymInt) and value.node.expr.is_Symbol:
-                found.places.append(place)
-                found.symbols.append(value.node.expr)
-                found.hints = (*found.hints, value.node.hint)
-        return found
+    def __init__(self, inputs: Iterable[Any] = ()) -> None:
+        symbols = {
+            place: value.node
+            for place, value in enumerate(inputs)
+            if isinstance(value, torch.SymInt) and value.node.expr.is_Symbol
+        }
+        self.places = list(symbols)
+        self.symbols: list[Any] = [node.expr for node in symbols.values()]
+        self.hints: tuple[int, ...] = tuple(node.hint for node in symbols.values())
 
     def fix(self, joint: fx.GraphModule, values: Sequence[int]) -> None:
         """Give each node the value that it has for these values of the symbols."""

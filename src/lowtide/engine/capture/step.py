@@ -6,14 +6,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from torch import fx
 
 from lowtide.engine.capture.call import calls_of, module_of, source_of
-from lowtide.engine.capture.checkpointed import checkpointed_peak_bytes, part_of
 from lowtide.engine.capture.piece import UPDATES, Piece, PieceOp, tensors_of
 from lowtide.engine.overwrite import scratch_bytes
 from lowtide.engine.trial import default_parts
 from lowtide.step.fields import PieceOps
 from lowtide.step.graph import FOLDED, Op, Region, StepGraph, check_graph
+from lowtide.step.remake import missing_cone
+from lowtide.step.schedule import with_frees
+from lowtide.step.simulate import simulate
 
 ALIGNMENT_BYTES = {"cpu": 64, "cuda": 512}
 
@@ -43,11 +46,56 @@ def with_piece_facts(step: StepGraph, eager_extra_bytes: int) -> StepGraph:
 
 def _eager_peak_bytes(piece: Piece) -> int:
     step = _with_noise(_step(piece, piece.unfolded), piece)
-    parts = [part_of(op.node) for op in piece.unfolded]
+    parts = [_part_of(op.node) for op in piece.unfolded]
     if not any(parts):
         return step.baseline_peak_bytes
     parts.insert(step.turn, None)
-    return checkpointed_peak_bytes(step, parts)
+    return _checkpointed_peak_bytes(step, parts)
+
+
+def _part_of(node: fx.Node) -> int | None:
+    """The number of the checkpointed part that would run a node again, if any."""
+    policy = getattr(node.meta.get("recompute"), "name", "")
+    return node.meta.get("ac_graph_id") if policy.endswith("_RECOMPUTE") else None
+
+
+def _checkpointed_peak_bytes(step: StepGraph, part: Sequence[int | None]) -> int:
+    """Peak of eager's step if each part is run again before its backward.
+
+    `torch.utils.checkpoint` marks the ops of each part that it would run again. A plan
+    decides anew; but a budget may be a share of what the checkpoints leave of the step.
+    `part` has for each op the number of its part, or `None`. A part is run again with
+    all that is in it, also what a plan would run only once: dropout, for which eager
+    puts the random numbers back, and batch norm, which it lets count twice.
+    """
+    ops = [op if part[op.id] is None else replace(op, once="") for op in step.ops]
+    step = replace(step, ops=tuple(ops))
+    kept = _kept(step, part)
+    early = {s for op in step.ops[: step.turn] for s in op.writes} - kept
+    late = {s for op in step.ops[step.turn + 1 :] for s in op.reads} & early
+    wanted: dict[int | None, list[int]] = {}
+    for s in late:
+        wanted.setdefault(part[step.producers[s][0]], []).append(s)
+    wanted.pop(None, None)
+    sequence: list[int] = []
+    for number in step.baseline:
+        for s in step.ops[number].reads if number > step.turn else ():
+            origin = part[step.producers[s][0]] if s in late else None
+            sequence += missing_cone(step, wanted.pop(origin, ()), kept)
+        sequence.append(number)
+    return simulate(step, with_frees(step, sequence)).peak_bytes
+
+
+def _kept(step: StepGraph, part: Sequence[int | None]) -> set[int]:
+    """Storages that leave their part in the forward, or that nothing makes again."""
+    kept = {s for s, remaker in enumerate(step.remakers) if remaker < 0}
+    kept.update(step.outputs)
+    for op in step.ops[: step.turn + 1]:
+        for s in op.reads:
+            made_by = step.producers[s][:1]
+            if made_by and part[made_by[0]] != part[op.id]:
+                kept.add(s)
+    return kept
 
 
 def _with_noise(step: StepGraph, piece: Piece) -> StepGraph:
@@ -144,14 +192,12 @@ def _op(op: PieceOp, number: int) -> Op:
 
 def turn_of(piece: Piece, number: int) -> Op:
     """The op that stands for what is outside: the loss, and its first gradients."""
-    reads = [s for n in piece.forward_outputs for s in piece.storage_of.get(n, ())]
-    writes = [s for n in piece.arriving_tangents for s in piece.storage_of[n]]
     return Op(
         id=number,
         name="turn",
         target="lowtide::turn",
-        reads=tuple(dict.fromkeys(reads)),
-        writes=tuple(dict.fromkeys(writes)),
+        reads=piece.storages_in(piece.forward_outputs),
+        writes=piece.storages_in(piece.arriving_tangents),
         phase="backward",
         piece=-1,
         once="runs outside",

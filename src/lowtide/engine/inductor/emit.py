@@ -8,7 +8,7 @@ from what is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import fx
@@ -53,12 +53,10 @@ class _Emitter(GraphWriter):
         for node in piece.primals:
             self.values[node] = self.placeholder(node)
         for self.place, number in enumerate(order):
-            launch = piece.launches[number]
-            assert launch is not None
-            self.run(launch.cone)
+            self.run(piece.launches[number].cone)
         for node in piece.forward.graph.nodes:
             if node not in self.ran and has_effect(node):
-                self.copy(node)
+                self.values[node] = self.written(node)
         self.finish(piece.forward, [*piece.forward_outputs, *saved])
 
     def backward(self, order: Iterable[int]) -> None:
@@ -70,12 +68,11 @@ class _Emitter(GraphWriter):
             self.first_tangent = self.first_tangent or self.values[node]
         self.crossing = dict(zip(inputs, piece.saved, strict=False))
         for self.place, number in enumerate(order):
-            launch = piece.launches[number]
-            assert launch is not None
+            cone = piece.launches[number].cone
             if piece.step.ops[number].phase == "forward":
-                self.run(launch.cone)
+                self.run(cone)
             else:
-                for node in launch.cone:
+                for node in cone:
                     self.value(node)
         self.finish(piece.backward, piece.gradients)
 
@@ -85,22 +82,17 @@ class _Emitter(GraphWriter):
         made = self.graph.output(tuple(values))
         made.meta = dict(like.graph.output_node().meta)
 
-    def run(self, cone: Iterable[fx.Node]) -> None:
+    def run(self, cone: Sequence[fx.Node]) -> None:
         """Compute the nodes of a cone, anew if they were computed before."""
-        cone = list(cone)
         for node in cone:
             self.values.pop(node, None)
         self.derived.clear()
         for node in cone:
-            self.copy(node)
+            self.values[node] = self.written(node)
         for node in cone:
             # Only what has a storage is there for others.
             if node not in self.piece.value_of:
                 self.derived[node] = self.values.pop(node)
-
-    def copy(self, node: fx.Node) -> fx.Node:
-        made = self.values[node] = self.written(node)
-        return made
 
     def written(self, node: fx.Node) -> fx.Node:
         """A copy of the node, which says where in the order it stands."""

@@ -25,9 +25,10 @@ from torch._inductor.codegen.wrapper import AllocateLine, FreeIfNotReusedLine
 from torch._inductor.scheduler import BaseSchedulerNode, Scheduler
 from torch._inductor.virtualized import V
 
+from lowtide.engine.capture.nodes import inputs_of
 from lowtide.engine.capture.piece import tensors_of
 from lowtide.engine.capture.step import step_of
-from lowtide.engine.inductor.kernels import Lowered, lower, place_of
+from lowtide.engine.inductor.kernels import lower, place_of
 from lowtide.engine.inductor.piece import CompiledPiece
 from lowtide.engine.rewrite import Halves, Orders
 from lowtide.step.graph import StepGraph
@@ -107,9 +108,8 @@ def excess_bytes(piece: CompiledPiece, orders: Orders, halves: Halves) -> int:
     resident = {node.name for node in piece.primals}
     names = {*halves.saved}
     saved = {s for node, s in piece.value_of.items() if node.name in names}
-    returned = [n for n in piece.forward_outputs if isinstance(n, fx.Node)]
-    kept = {s for node in returned for s in piece.storage_of.get(node, ())}
-    held = sum(step.sizes[s] for s in kept.intersection(step.outputs) - saved)
+    kept = {*piece.storages_in(piece.forward_outputs)}.intersection(step.outputs)
+    held = sum(step.sizes[s] for s in kept - saved)
     scratch = [[piece.scratch.get(n, 0) for n in order] for order in orders]
     first = _most_bytes(halves.forward, scratch[0], resident, is_backward=False)
     second = _most_bytes(halves.backward, scratch[1], resident, is_backward=True)
@@ -136,49 +136,27 @@ def _most_bytes(
     """The most bytes that a graph's kernels have at once, residents not among them.
 
     Each buffer lives from its first writer to its last reader, what is returned to the
-    end, and what is given from the beginning.
+    end, and what is given from the beginning. What only its own loop reads is never
+    allocated.
     """
     lowered = lower(module, is_backward=is_backward)
-    sizes = {
+    last: dict[str, int] = {}
+    for number, kernel in enumerate(lowered.kernels):
+        written = (buffer.name for buffer in kernel.writes)
+        last |= dict.fromkeys((*kernel.reads, *written), number)
+    last |= dict.fromkeys(lowered.outputs, len(lowered.kernels))
+    sizes = {buffer.name: buffer.nbytes for buffer in lowered.buffers.values()}
+    live = {
         node.name: sum(v.untyped_storage().nbytes() for v in tensors_of(node))
-        for node in module.graph.find_nodes(op="placeholder")
+        for node in inputs_of(module)
         if node.name not in resident
     }
-    first, last = _lifetimes(lowered, sizes)
-    changes = [0] * (len(lowered.kernels) + 2)
-    for name, begin in first.items():
-        changes[begin + 1] += sizes[name]
-        if last[name] < len(lowered.kernels):
-            changes[last[name] + 2] -= sizes[name]
-    most = live = changes[0]
-    for kernel, change in zip(lowered.kernels, changes[1:], strict=False):
-        live += change
-        place = kernel.place
-        most = max(most, live + (scratch[place] if kernel.library else 0))
-    return most
-
-
-def _lifetimes(
-    lowered: Lowered, sizes: dict[str, int]
-) -> tuple[dict[str, int], dict[str, int]]:
-    """When each buffer appears and when it is read last; adds to the sizes.
-
-    What only its own loop reads is never allocated.
-    """
-    first = dict.fromkeys(sizes, -1)
-    sizes |= {b.name: b.nbytes for b in lowered.buffers.values()}
-    last = dict(first)
+    most = sum(live.values())
     for number, kernel in enumerate(lowered.kernels):
-        for buffer in kernel.writes:
-            if buffer.name not in first:
-                first[buffer.name] = number
-            last[buffer.name] = number
-        for name in kernel.reads:
-            if name in last:
-                last[name] = number
-    end = len(lowered.kernels)
-    last |= {name: end for name in lowered.outputs if name in last}
-    for name in [n for n, begin in first.items() if last[n] == begin >= 0]:
-        if not lowered.kernels[first[name]].library:
-            del first[name]
-    return first, last
+        live = {name: n for name, n in live.items() if last.get(name, -1) >= number}
+        for name in (buffer.name for buffer in kernel.writes):
+            if kernel.library or last[name] > number:
+                live[name] = sizes[name]
+        inside = scratch[kernel.place] if kernel.library else 0
+        most = max(most, sum(live.values()) + inside)
+    return most

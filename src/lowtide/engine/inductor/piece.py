@@ -60,7 +60,7 @@ class CompiledPiece(Piece):
     """A piece whose ops are Inductor's kernels.
 
     `forward` and `backward` are the graphs without a plan; `launches` has an entry for
-    each op of the step, none for the turn. `saved` are the values of the forward that
+    each op of the step but the turn. `saved` are the values of the forward that
     the unplanned backward takes, in the order of its inputs. `value_of` are the fx
     nodes whose values have a storage.
     """
@@ -68,8 +68,8 @@ class CompiledPiece(Piece):
     forward: fx.GraphModule
     backward: fx.GraphModule
     saved: list[fx.Node]
-    launches: list[Launch | None]
-    value_of: dict[fx.Node, int]
+    launches: dict[int, Launch] = field(default_factory=dict)
+    value_of: dict[fx.Node, int] = field(default_factory=dict)
 
 
 def read_compiled(
@@ -98,26 +98,21 @@ def read_compiled(
         forward=forward,
         backward=backward,
         saved=outputs[num_outputs:],
-        launches=[],
-        value_of={},
     )
     return _Reader(piece, kinds, names).read()
 
 
-@dataclass
 class _Half:
     """One of the two graphs: its kernels, and its names for storages.
 
     `known` has the storages of its buffers and inputs, `nodes` its fx nodes, by name.
     """
 
-    phase: Phase
-    graph: fx.GraphModule
-    lowered: Lowered
-    known: dict[str, int] = field(default_factory=dict[str, int])
-
-    def __post_init__(self) -> None:
-        self.nodes = {n.name: n for n in self.graph.graph.nodes}
+    def __init__(self, phase: Phase, graph: fx.GraphModule) -> None:
+        self.phase: Phase = phase
+        self.lowered = lower(graph, is_backward=phase == "backward")
+        self.known: dict[str, int] = {}
+        self.nodes = {n.name: n for n in graph.graph.nodes}
         self.read_by: dict[str, set[str]] = defaultdict(set)
         self.buffers = self.lowered.buffers
         for kernel in self.lowered.kernels:
@@ -130,10 +125,9 @@ class _Reader:
         self, piece: CompiledPiece, kinds: dict[int, Kind], names: dict[int, str]
     ) -> None:
         self.piece, self.kinds, self.names = piece, kinds, names
-        forward, backward = piece.forward, piece.backward
-        self.crossing = inputs_of(backward)[: len(piece.saved)]
-        self.early = _Half("forward", forward, lower(forward, is_backward=False))
-        self.late = _Half("backward", backward, lower(backward, is_backward=True))
+        self.crossing = inputs_of(piece.backward)[: len(piece.saved)]
+        self.early = _Half("forward", piece.forward)
+        self.late = _Half("backward", piece.backward)
         self.ops: list[Op] = []
 
     def read(self) -> CompiledPiece:
@@ -153,7 +147,6 @@ class _Reader:
             if isinstance(node, fx.Node) and name in early.known:
                 piece.storage_of[node] = (early.known[name],)
         self.ops.append(turn_of(piece, len(self.ops)))
-        piece.launches.append(None)
         self.backward_ops()
         self.hold_outputs()
         # Without a plan the compiled step runs just so: there is no other baseline.
@@ -249,7 +242,7 @@ class _Reader:
 
     def add(self, op: Op, launch: Launch, half: _Half) -> None:
         self.ops.append(op)
-        self.piece.launches.append(launch)
+        self.piece.launches[op.id] = launch
         if calls := list(self.calls_of(launch, op, half)):
             self.piece.calls[op.id] = calls
 
@@ -328,8 +321,7 @@ class _Reader:
     def hold_outputs(self) -> None:
         piece, known = self.piece, self.late.known
         # Autograd holds what it hands to a compiled backward until that has run.
-        held = [s for n in piece.tangents for s in piece.storage_of[n]]
-        held += [s for n in piece.forward_outputs for s in piece.storage_of.get(n, ())]
+        held = [*piece.storages_in((*piece.tangents, *piece.forward_outputs))]
         for place, name in enumerate(self.late.lowered.outputs):
             if name not in known or piece.storages[known[name]].resident:
                 continue
