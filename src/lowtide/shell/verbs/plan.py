@@ -12,10 +12,10 @@ from lowtide.shell.failures import say
 from lowtide.shell.frame import SavingFrame, interrupted
 from lowtide.shell.options import check_one_of, option, step_words
 from lowtide.shell.progress import stage
-from lowtide.shell.verbs.profile import step_file
 from lowtide.step.format import format_bytes, format_percent, format_seconds
 from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan
+from lowtide.step.records import json_of
 from lowtide.step.units import to_fraction
 
 _OVERHEAD = "Instead of a budget: the extra time allowed, such as 10%."
@@ -59,8 +59,8 @@ def plan(
             say("note", "interrupted: this is the best plan found so far")
             break
     best = _best(attempts, limit)
-    frame.save(output, best.to_dict())
-    frame.save(step_output, lambda _: step_file(step))
+    frame.save(output, json_of(best))
+    frame.save(step_output, lambda _: json_of(step))
     frame.result(best.to_dict())
     frame.line(f"{step.name}, planned by {best.planner}", "bold")
     if len(attempts) > 1:
