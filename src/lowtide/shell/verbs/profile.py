@@ -9,8 +9,9 @@ from typing import Annotated, Literal
 import typer
 
 from lowtide.shell.frame import SavingFrame
-from lowtide.shell.options import Output, StepSource, flag, option
+from lowtide.shell.options import Output, flag, option
 from lowtide.shell.progress import stage
+from lowtide.shell.target import StepSource
 from lowtide.step.format import format_bytes
 from lowtide.step.graph import StepGraph
 from lowtide.step.records import json_of
