@@ -267,9 +267,10 @@ class StepGraph(Saved):
 
     def at_peak(self) -> Peak:
         """What is alive when the baseline is at its peak, largest first."""
-        from lowtide.step.analysis.peak import at_peak
+        from lowtide.step.analysis.peak import peak_of
+        from lowtide.step.schedule import walk_baseline
 
-        return at_peak(self)
+        return peak_of(walk_baseline(self))
 
     def lifetimes(self) -> tuple[Lifetime, ...]:
         """When each storage is made, used and idle, and what remaking it costs."""

@@ -182,15 +182,12 @@ def _show(frame: SavingFrame, step: StepGraph, plan: Plan) -> None:
 
 def _show_rank(frame: SavingFrame, step: StepGraph, plan: Plan) -> None:
     """What one of many ranks has in memory at its peak, by kind."""
+    from lowtide.step.analysis.peak import peak_of
     from lowtide.step.names import KIND_NAMES
     from lowtide.step.walk import walk
 
-    walked = walk(step, plan.schedule)
-    rows = [
-        (KIND_NAMES.get(kind, kind), format_bytes(column[walked.peak_run]))
-        for kind, column in walked.by_kind.items()
-        if column[walked.peak_run]
-    ]
+    held = peak_of(walk(step, plan.schedule)).by_kind()
+    rows = [(KIND_NAMES[kind], format_bytes(nbytes)) for kind, nbytes in held.items()]
     frame.line()
     frame.table(("at the peak of a rank", "bytes"), rows)
     for note in step.notes[-1:]:
