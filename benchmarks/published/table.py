@@ -48,11 +48,11 @@ class Published:
 
     def target(self, batch: int | None = None) -> Target:
         """The step that was measured, at another batch if one is given."""
-        size, image = batch or self.batch, str(self.image)
+        size, image = batch or self.batch, self.image
         if self.name.endswith("_cifar"):
             text = f"{_HERE / 'cells.py'}:{self.name}"
-            return Target(text, "function", size, {"image": image})
-        return Target(self.name, "model", size, {"image": image, "loss": "sum"})
+            return Target(text, size, [f"image={image}"])
+        return Target(self.name, size, [f"image={image}", "loss=sum"])
 
 
 _ROWS = (

@@ -19,7 +19,7 @@ import pytest
 from lowtide import Plan, StepGraph
 from lowtide.cli import VERBS
 from lowtide.errors import InvalidArgumentError
-from lowtide.shell.target import read_target
+from lowtide.shell.target import Target
 from tests.report_steps import SMALL, gpt
 from tests.shell import run, run_in_terminal, start
 
@@ -84,8 +84,8 @@ def test_help_and_completion_load_no_torch():
         "assert 'numpy' not in sys.modules\n"
         "cli._run(['--help']); cli._run(['plan', '--help']); cli._run(['models'])\n"
         "assert 'gpt2' in complete.targets('gp')\n"
-        "assert 'auto' in complete.planners('')\n"
-        "assert 'a100-80gb' in complete.devices('a')\n"
+        "assert 'auto' in complete.planners()\n"
+        "assert 'a100-80gb' in complete.devices()\n"
         "sys.exit('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -267,18 +267,18 @@ def test_a_damaged_file_is_a_failure(folder):
 
 
 def test_targets_are_told_apart():
-    assert read_target("gpt2", 4, ["layers=2"]).words == (
+    assert Target("gpt2", 4, ["layers=2"]).words == (
         "gpt2",
         "--batch",
         "4",
         "--option",
         "layers=2",
     )
-    assert read_target("a/b.py:f").kind == "function"
-    assert read_target("x.plan.json").kind == "file"
-    assert read_target("x.plan.json").name == "x"
+    assert Target("a/b.py:f").kind == "function"
+    assert Target("x.plan.json").kind == "file"
+    assert Target("x.plan.json").name == "x"
     with pytest.raises(InvalidArgumentError, match="not KEY=VALUE"):
-        read_target("gpt2", None, ["layers"])
+        Target("gpt2", None, ["layers"])
 
 
 # Files.

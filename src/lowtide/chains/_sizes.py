@@ -8,7 +8,8 @@ with `==`, whatever the magnitudes in the chain.
 
 import math
 import operator
-from collections.abc import Iterable, Sequence
+import reprlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, SupportsFloat
 
@@ -87,17 +88,12 @@ def checked_kept(kept: Iterable[int], length: int) -> tuple[int, ...]:
         ) from None
     if not indices or indices[0] < 0 or indices[-1] >= length:
         raise ValueError(
-            f"kept is {_short(indices)}, and a chain of {length} values has the "
+            f"kept is {reprlib.repr(indices)}, and a chain of {length} values has the "
             f"indices 0 to {length - 1}. Pass indices in that range."
         )
     if indices[0] != 0 or indices[-1] != length - 1:
         raise ValueError(
-            f"kept is {_short(indices)}, and both ends of the chain are always kept. "
-            f"Add {0 if indices[0] else length - 1} to it."
+            f"kept is {reprlib.repr(indices)}, and both ends of the chain are always "
+            f"kept. Add {0 if indices[0] else length - 1} to it."
         )
     return indices
-
-
-def _short(indices: Sequence[int]) -> str:
-    shown = ", ".join(map(str, indices[:8]))
-    return f"({shown}{', ...' if len(indices) > 8 else ''})"

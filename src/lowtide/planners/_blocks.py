@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from lowtide.errors import BudgetTooSmallError
+from lowtide.planners._tried import Tried, best_plan
 from lowtide.step.blocks import blocks_of, few_blocks
 from lowtide.step.graph import StepGraph
-from lowtide.step.plan import Plan, Schedule
-from lowtide.step.schedule import blame, from_kept, make_plan, saved_by_baseline
+from lowtide.step.plan import Plan
+from lowtide.step.schedule import from_kept, saved_by_baseline, sequence_from_kept
 from lowtide.step.simulate import simulate
 
 Slot = tuple[int, int]
@@ -36,41 +36,30 @@ class _Rung:
 def plan_blocks(step: StepGraph, budget_bytes: int | None) -> Plan:
     """The fastest plan found within the budget; without one, the lowest peak found."""
     whole = _Whole(step)
-    count = len(blocks_of(step))
+    count = len(whole.at)
     rungs = _ladder(step, whole)
 
-    def at(low: int, number: int) -> tuple[Schedule, int, float]:
+    def at(low: int, number: int) -> Tried:
         """All blocks on a rung, and so many of them on the one below."""
         below = min(low + 1, len(rungs) - 1)
         own = [rungs[below]] * number + [rungs[low]] * (count - number)
-        schedule = from_kept(step, whole.kept(own))
-        found = simulate(step, schedule)
-        return schedule, found.peak_bytes, found.seconds
-
-    def planned(schedule: Schedule) -> Plan:
-        return make_plan(step, schedule, planner="auto", budget_bytes=budget_bytes)
+        return Tried.of(step, sequence_from_kept(step, whole.kept(own)))
 
     tried = [at(k, 0) for k in range(len(rungs))]
-    least = min(tried, key=lambda found: found[1])
-    if budget_bytes is None:
-        return planned(least[0])
-    if least[1] > budget_bytes:
-        raise BudgetTooSmallError(budget_bytes, least[1], blame(step, least[0]))
-    fitting = [found for found in tried if found[1] <= budget_bytes]
-    for k, (above, below) in enumerate(pairwise(tried)):
-        if above[1] <= budget_bytes or below[1] > budget_bytes:
+    limit = budget_bytes or 0
+    for k, (above, below) in enumerate(pairwise(list(tried))):
+        if not below.peak_bytes <= limit < above.peak_bytes:
             continue
         # As many blocks as fit stay on the rung above.
         few, many = 0, count
         while few < many:
             middle = (few + many) // 2
-            found = at(k, middle)
-            if found[1] <= budget_bytes:
+            tried.append(at(k, middle))
+            if tried[-1].peak_bytes <= limit:
                 many = middle
-                fitting.append(found)
             else:
                 few = middle + 1
-    return planned(min(fitting, key=lambda found: found[2])[0])
+    return best_plan(step, tried, planner="auto", budget_bytes=budget_bytes)
 
 
 class _Whole:

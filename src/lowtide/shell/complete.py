@@ -1,4 +1,7 @@
-"""What the shell offers when the user presses Tab. Nothing here imports torch."""
+"""What the shell offers when the user presses Tab. Nothing here imports torch.
+
+Typer shows those of the words that begin as what was typed.
+"""
 
 from __future__ import annotations
 
@@ -6,27 +9,23 @@ from collections.abc import Iterable
 from pathlib import Path
 
 
-def _starting(names: Iterable[str], incomplete: str) -> list[str]:
-    return [name for name in names if name.startswith(incomplete)]
-
-
-def models(incomplete: str) -> list[str]:
+def models() -> Iterable[str]:
     from lowtide.models import available
 
-    return _starting(available(), incomplete)
+    return available()
 
 
-def planners(incomplete: str) -> list[str]:
+def planners() -> Iterable[str]:
     from lowtide.planners import available
 
-    return _starting(available(), incomplete)
+    return available()
 
 
-def devices(incomplete: str) -> list[str]:
+def devices() -> Iterable[str]:
     import tomllib
 
     path = Path(__file__).parents[1] / "engine" / "costs" / "devices.toml"
-    return _starting(tomllib.loads(path.read_text(encoding="utf-8")), incomplete)
+    return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
 def plans(incomplete: str) -> list[str]:
@@ -37,15 +36,14 @@ def targets(incomplete: str) -> list[str]:
     """Models, saved files, and Python files waiting for a function's name."""
     python = [f"{name}:" for name in _files(incomplete, ".py")]
     saved = _files(incomplete, ".step.json") + plans(incomplete)
-    return [*models(incomplete), *saved, *python]
+    return [*models(), *saved, *python]
 
 
 def _files(incomplete: str, ending: str) -> list[str]:
-    """Files of this kind under the folder typed so far."""
+    """Files of this kind in the folder typed so far."""
     folder, slash, _ = incomplete.rpartition("/")
     try:
         there = sorted(Path(folder or ("/" if slash else ".")).iterdir())
     except OSError:
         return []
-    names = [f"{folder}{slash}{p.name}" for p in there if p.name.endswith(ending)]
-    return _starting(names, incomplete)
+    return [f"{folder}{slash}{p.name}" for p in there if p.name.endswith(ending)]

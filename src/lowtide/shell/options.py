@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from lowtide.errors import InvalidArgumentError
-from lowtide.shell import complete, files
-from lowtide.shell.target import Target, build, profile, read_target
-from lowtide.step.graph import StepGraph
+from lowtide.shell import complete
 from lowtide.step.units import to_bytes
 
 
@@ -78,53 +74,6 @@ TimeLimit = Annotated[
 ]
 Output = Annotated[Path | None, saved_as()]
 StepFile = Annotated[Path | None, option(_STEP, "FILE", "--step")]
-
-
-@dataclass(frozen=True)
-class ModelOrFile:
-    """The options of a verb that works on what TARGET names."""
-
-    target: TargetText
-    batch: Batch = None
-    model_options: ModelOptions = None
-
-    @cached_property
-    def asked(self) -> Target:
-        """What the words name; raises `InvalidArgumentError` if there is none."""
-        return read_target(self.target, self.batch, self.model_options)
-
-    @property
-    def words(self) -> tuple[str, ...]:
-        """The same options as they are typed, for the next command."""
-        return self.asked.words
-
-
-@dataclass(frozen=True)
-class StepSource(ModelOrFile):
-    """The options of a verb that works on a step, read from a file or profiled now."""
-
-    how: How = "measure"
-    device: Device = None
-    step_file: StepFile = None
-    mesh: Mesh = None
-
-    @property
-    def words(self) -> tuple[str, ...]:
-        """The same options as they are typed, for the next command."""
-        how = ("--how", self.how) if self.how != "measure" else ()
-        device = ("--device", self.device) if self.device else ()
-        mesh = ("--mesh", self.mesh) if self.mesh else ()
-        return (*self.asked.words, *how, *device, *mesh, *step_words(self.step_file))
-
-    def step(self, *, refresh: bool = False) -> StepGraph:
-        """The step of the target; a plan's is looked for beside it, unless named."""
-        asked = self.asked
-        if asked.kind == "file":
-            return files.step_and_plan(asked.path, self.step_file)[0]
-        how = "estimate" if self.mesh else self.how
-        example = build(asked, fake=how == "estimate")
-        given = {"refresh": refresh, "mesh": self.mesh}
-        return profile(asked, example, how, self.device, **given)
 
 
 def read_budget(text: str) -> str:

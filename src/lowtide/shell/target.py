@@ -10,14 +10,14 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from importlib import import_module, util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lowtide import models
 from lowtide.errors import InvalidArgumentError, LowtideError
-from lowtide.shell import files
+from lowtide.shell import files, options
 from lowtide.shell.failures import target_error
 from lowtide.shell.progress import stage
 from lowtide.step.graph import StepGraph
@@ -32,14 +32,63 @@ FORMS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Target:
-    """What the user named, before any of it is loaded, with its options."""
+    """What the user named, before any of it is loaded, with its options.
 
-    text: str
-    kind: Literal["model", "function", "file"]
-    batch: int | None = None
-    options: Mapping[str, str] | None = None
+    Raises:
+        InvalidArgumentError: There is no such thing, or it takes no such options.
+    """
+
+    text: options.TargetText
+    batch: options.Batch = None
+    model_options: options.ModelOptions = None
+
+    def __post_init__(self) -> None:
+        has_options = bool(self.options) or self.batch is not None
+        if self.kind == "file" and has_options:
+            raise InvalidArgumentError(
+                f"{self.text} with --batch or --option",
+                "a saved step has the batch and the options it was profiled with",
+                "Profile the model again with others",
+            )
+
+    @cached_property
+    def kind(self) -> Literal["model", "function", "file"]:
+        if self.text.endswith(".json"):
+            return "file"
+        if ":" in self.text:
+            return "function"
+        if self.text.endswith(".py"):
+            raise InvalidArgumentError(
+                self.text,
+                "a file alone does not say which function makes the step",
+                f"Write {self.text}:FUNCTION" + functions_in(self.path),
+            )
+        try:
+            models.describe(self.text)
+        except InvalidArgumentError as error:
+            raise InvalidArgumentError(
+                f"target {self.text!r}",
+                str(error).split(": ", 1)[1].split(". There are:")[0],
+                f"A target is {FORMS}",
+            ) from None
+        return "model"
+
+    @cached_property
+    def options(self) -> Mapping[str, str]:
+        """The model's options by name."""
+        found: dict[str, str] = {}
+        for option in self.model_options or ():
+            key, equals, value = option.partition("=")
+            if not equals or not key.strip():
+                raise InvalidArgumentError(
+                    f"--option {option}",
+                    "it is not KEY=VALUE",
+                    "Write --option layers=4",
+                )
+            found[key.strip()] = value.strip()
+        return found
 
     @property
     def path(self) -> Path:
@@ -49,72 +98,49 @@ class Target:
     def name(self) -> str:
         if self.kind == "file":
             return files.stem_of(self.path)
-        if self.kind == "model":
-            return self.text
         return self.text.rpartition(":")[2]
 
     @property
     def words(self) -> tuple[str, ...]:
         """The target as it was typed, with its options."""
         batch = () if self.batch is None else ("--batch", str(self.batch))
-        pairs = (self.options or {}).items()
-        options = (word for k, v in pairs for word in ("--option", f"{k}={v}"))
-        return (self.text, *batch, *options)
-
-    def at(self, batch: int) -> Target:
-        """The same target with another batch size."""
-        return replace(self, batch=batch)
+        pairs = self.options.items()
+        words = (word for k, v in pairs for word in ("--option", f"{k}={v}"))
+        return (self.text, *batch, *words)
 
 
-def read_target(
-    text: str, batch: int | None = None, options: list[str] | None = None
-) -> Target:
-    """The target that a text names; raises `InvalidArgumentError` if there is none."""
-    pairs = _pairs(options or [])
-    if text.endswith(".json"):
-        if batch is not None or pairs:
-            raise InvalidArgumentError(
-                f"{text} with --batch or --option",
-                "a saved step has the batch and the options it was profiled with",
-                "Profile the model again with others",
-            )
-        return Target(text, "file")
-    if ":" in text:
-        return Target(text, "function", batch, pairs)
-    if text.endswith(".py"):
-        raise InvalidArgumentError(
-            text,
-            "a file alone does not say which function makes the step",
-            f"Write {text}:FUNCTION" + functions_in(Path(text)),
-        )
-    try:
-        models.describe(text)
-    except InvalidArgumentError as error:
-        raise InvalidArgumentError(
-            f"target {text!r}",
-            str(error).split(": ", 1)[1].split(". There are:")[0],
-            f"A target is {FORMS}",
-        ) from None
-    return Target(text, "model", batch, pairs)
+@dataclass(frozen=True)
+class StepSource(Target):
+    """A target whose step is read from a file or profiled now."""
+
+    how: options.How = "measure"
+    device: options.Device = None
+    step_file: options.StepFile = None
+    mesh: options.Mesh = None
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The same options as they are typed, for the next command."""
+        how = ("--how", self.how) if self.how != "measure" else ()
+        device = ("--device", self.device) if self.device else ()
+        mesh = ("--mesh", self.mesh) if self.mesh else ()
+        named = options.step_words(self.step_file)
+        return (*super().words, *how, *device, *mesh, *named)
+
+    def step(self, *, refresh: bool = False) -> StepGraph:
+        """The step of the target; a plan's is looked for beside it, unless named."""
+        if self.kind == "file":
+            return files.step_and_plan(self.path, self.step_file)[0]
+        how = "estimate" if self.mesh else self.how
+        example = build(self, fake=how == "estimate")
+        given = {"refresh": refresh, "mesh": self.mesh}
+        return profile(self, example, how, self.device, **given)
 
 
 def target_of_words(words: list[str]) -> Target:
     flags = list(zip(words[1::2], words[2::2], strict=False))
     batch = next((int(value) for key, value in flags if key == "--batch"), None)
-    options = [value for key, value in flags if key == "--option"]
-    return read_target(words[0], batch, options)
-
-
-def _pairs(options: list[str]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for option in options:
-        key, equals, value = option.partition("=")
-        if not equals or not key.strip():
-            raise InvalidArgumentError(
-                f"--option {option}", "it is not KEY=VALUE", "Write --option layers=4"
-            )
-        found[key.strip()] = value.strip()
-    return found
+    return Target(words[0], batch, [value for key, value in flags if key == "--option"])
 
 
 def build(target: Target, *, fake: bool = False) -> Example:
@@ -131,10 +157,10 @@ def build(target: Target, *, fake: bool = False) -> Example:
         )
     with redirect_stdout(sys.stderr):
         if target.kind == "model":
-            model, given = models.describe(target.text), target.options or {}
-            options = {key: model.option(key).parse(v) for key, v in given.items()}
+            option = models.describe(target.text).option
+            given = {k: option(k).parse(v) for k, v in target.options.items()}
             make = models.build_fake if fake else models.build
-            return make(target.text, batch=target.batch, **options)
+            return make(target.text, batch=target.batch, **given)
         function = load_function(target.text)
         arguments = _arguments(function, target)
         with _users_code(target.text):
@@ -155,7 +181,7 @@ def _users_code(text: str) -> Iterator[None]:
 
 def _arguments(function: Callable[..., Any], target: Target) -> dict[str, Any]:
     """What the command line gives to the user's function, by its parameters."""
-    given: dict[str, Any] = {k: _value(v) for k, v in (target.options or {}).items()}
+    given: dict[str, Any] = {k: _value(v) for k, v in target.options.items()}
     if target.batch is not None:
         given["batch"] = target.batch
     taken = inspect.signature(function).parameters

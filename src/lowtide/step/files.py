@@ -12,7 +12,9 @@ import os
 import re
 import secrets
 import stat
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, Self
 
 from lowtide.errors import InvalidArgumentError, OutputError, StepFormatError
 from lowtide.step.format import format_bytes
@@ -72,6 +74,40 @@ def read_whole(path: str | Path, limit_bytes: int = MOST_FILE_BYTES) -> bytes:
             path=path,
         )
     return data
+
+
+class Saved:
+    """A record that is saved as JSON, and checked when it is read."""
+
+    __slots__ = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data that `from_dict` reads back."""
+        return _records().data_of(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Rebuild one; raises `StepFormatError` on anything that is none."""
+        return _records().read(cls, data)
+
+    def save(self, path: str | Path, *, force: bool = False) -> None:
+        """Write it as JSON.
+
+        One that is there already is replaced; any other file only with `force`.
+        """
+        write_whole(path, _records().json_of(self), force=force)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read one written by `save`; all of it is checked."""
+        return _records().read(cls, _records().load_data(path), path)
+
+
+def _records() -> Any:
+    """How records are checked, which knows all of them."""
+    from lowtide.step import records
+
+    return records
 
 
 def head_of(path: Path) -> bytes:

@@ -46,22 +46,17 @@ def _may_replace(step: StepGraph, form: Op) -> bool:
 
 def groups(step: StepGraph) -> tuple[frozenset[int], ...]:
     """The forms, each with those that make or read what only forms make for it."""
-    parent = {i: i for i in forms(step)}
+    import networkx  # here, because it loads slowly and few steps have forms
 
-    def root(i: int) -> int:
-        while parent[i] != i:
-            i = parent[i]
-        return i
-
-    for i in parent:
+    own = forms(step)
+    together: networkx.Graph[int] = networkx.Graph()
+    together.add_nodes_from(own)
+    for i in own:
         for s in step.ops[i].reads:
             makers = step.producers[s]
-            if makers and step.ops[makers[0]].standby and makers[0] in parent:
-                parent[root(i)] = root(makers[0])
-    found: dict[int, set[int]] = {}
-    for i in parent:
-        found.setdefault(root(i), set()).add(i)
-    return tuple(frozenset(group) for group in found.values())
+            if makers and makers[0] in together:
+                together.add_edge(i, makers[0])
+    return tuple(map(frozenset, networkx.connected_components(together)))
 
 
 def replaced(step: StepGraph, chosen: Collection[int]) -> frozenset[int]:

@@ -22,7 +22,6 @@ Three conventions carry everything else:
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -40,7 +39,7 @@ from lowtide.step.fields import (
     Seconds,
     Text,
 )
-from lowtide.step.files import write_whole
+from lowtide.step.files import Saved, write_whole
 from lowtide.step.format import format_bytes
 
 if TYPE_CHECKING:
@@ -130,7 +129,7 @@ class Region:
 
 
 @dataclass(frozen=True, repr=False)
-class StepGraph:
+class StepGraph(Saved):
     """A training step: ops in baseline order, storages, and what must be left.
 
     `outputs` are the storages that must be alive when the step ends (gradients, values
@@ -268,9 +267,10 @@ class StepGraph:
 
     def at_peak(self) -> Peak:
         """What is alive when the baseline is at its peak, largest first."""
-        from lowtide.step.analysis.peak import at_peak
+        from lowtide.step.analysis.peak import peak_of
+        from lowtide.step.schedule import walk_baseline
 
-        return at_peak(self)
+        return peak_of(walk_baseline(self))
 
     def lifetimes(self) -> tuple[Lifetime, ...]:
         """When each storage is made, used and idle, and what remaking it costs."""
@@ -320,35 +320,6 @@ class StepGraph:
         from lowtide.step.analysis.csv import table_of
 
         write_whole(path, table_of(self, table), force=force)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data that `from_dict` reads back."""
-        from lowtide.step.records import step_data
-
-        return step_data(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> StepGraph:
-        """Rebuild a step; raises `StepFormatError` on anything that is not one."""
-        from lowtide.step.records import step_of
-
-        return step_of(data)
-
-    def save(self, path: str | Path, *, force: bool = False) -> None:
-        """Write the step as JSON.
-
-        A step that is there already is replaced; any other file only with `force`.
-        """
-        write_whole(
-            path, json.dumps(self.to_dict(), separators=(",", ":")), force=force
-        )
-
-    @classmethod
-    def load(cls, path: str | Path) -> StepGraph:
-        """Read a step written by `save`; all of it is checked."""
-        from lowtide.step.records import load_data, step_of
-
-        return step_of(load_data(path), path=path)
 
     @classmethod
     def from_text(cls, text: str, *, name: str = "text") -> StepGraph:

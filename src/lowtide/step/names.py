@@ -6,6 +6,7 @@ called the same everywhere.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -52,9 +53,7 @@ def collapse(names: Iterable[str]) -> str:
         return ""
     columns = list(zip(*split, strict=True))
     distinct = [sorted(set(c), key=_natural) for c in columns]
-    combinations = 1
-    for values in distinct:
-        combinations *= len(values)
+    combinations = math.prod(map(len, distinct))
     parts: list[str] = []
     for values in distinct:
         if len(values) == 1:

@@ -7,14 +7,11 @@ whether it is valid and what it costs.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 from lowtide.step.fields import Fraction, Id, Name, NumBytes, PieceOps, Seconds
-from lowtide.step.files import write_whole
+from lowtide.step.files import Saved
 from lowtide.step.format import format_bytes, format_percent
 
 
@@ -54,7 +51,7 @@ class Proof:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Plan:
+class Plan(Saved):
     """A schedule for one step, with what it costs by simulation.
 
     `kept` are the storages that cross from forward to backward, `recomputed` the ops
@@ -103,33 +100,6 @@ class Plan:
             f"{format_percent(self.overhead, signed=True)} time, "
             f"{len(self.kept)} kept, {len(self.recomputed)} recomputed"
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data that `from_dict` reads back."""
-        from lowtide.step.records import plan_data
-
-        return plan_data(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Plan:
-        """Rebuild a plan; raises `StepFormatError` on anything that is not one."""
-        from lowtide.step.records import plan_of
-
-        return plan_of(data)
-
-    def save(self, path: str | Path, *, force: bool = False) -> None:
-        """Write the plan as JSON.
-
-        A plan that is there already is replaced; any other file only with `force`.
-        """
-        write_whole(path, json.dumps(self.to_dict(), indent=1), force=force)
-
-    @classmethod
-    def load(cls, path: str | Path) -> Plan:
-        """Read a plan written by `save`; all of it is checked."""
-        from lowtide.step.records import load_data, plan_of
-
-        return plan_of(load_data(path), path=path)
 
 
 def encode(schedule: Sequence[Item]) -> list[int]:

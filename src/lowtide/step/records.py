@@ -40,6 +40,7 @@ from lowtide.step.graph import Op, Phase, Region, StepGraph, Storage, check_grap
 from lowtide.step.plan import Plan, Proof, decode, encode
 
 SCHEMA = 1
+_WORDS: dict[type, str] = {StepGraph: "step", Plan: "plan"}
 
 _Whole = Annotated[int, msgspec.Meta(ge=-(1 << 60), le=1 << 60)]
 _Scalar = bool | _Whole | Fraction | Text | None
@@ -97,13 +98,38 @@ def load(path: str | Path) -> StepGraph | Plan:
         StepFormatError: It holds neither.
     """
     data = load_data(path)
-    match data.get("lowtide"):
-        case "plan":
-            return plan_of(data, path=path)
-        case "step":
-            return step_of(data, path=path)
-        case _:
-            raise StepFormatError("it holds neither a step nor a plan", path=path)
+    for kind in (StepGraph, Plan):
+        if data.get("lowtide") == _WORDS[kind]:
+            return read(kind, data, path)
+    raise StepFormatError("it holds neither a step nor a plan", path=path)
+
+
+def read(
+    kind: type[_Record], data: Mapping[str, Any], path: str | Path = ""
+) -> _Record:
+    """The step, or the plan, in plain data."""
+    found, schema, word = data.get("lowtide"), data.get("schema"), _WORDS[kind]
+    if found != word or type(schema) is not int or schema != SCHEMA:
+        raise StepFormatError(
+            f"found kind {reprlib.repr(found)}, schema {reprlib.repr(schema)}; "
+            f"expected kind {word!r}, schema {SCHEMA}",
+            path=path,
+        )
+    found = _step_of(data, path) if kind is StepGraph else _plan_of(data, path)
+    return cast("_Record", found)
+
+
+def data_of(record: StepGraph | Plan) -> dict[str, Any]:
+    """Plain data that `read` takes."""
+    told = _step_data(record) if isinstance(record, StepGraph) else _plan_data(record)
+    return {"lowtide": _WORDS[type(record)], "schema": SCHEMA, **told}
+
+
+def json_of(record: StepGraph | Plan) -> str:
+    """The content of its file. A plan can be read; a step is too long for that."""
+    is_plan = isinstance(record, Plan)
+    style: dict[str, Any] = {"indent": 1} if is_plan else {"separators": (",", ":")}
+    return json.dumps(data_of(record), **style) + "\n"
 
 
 def load_data(path: str | Path) -> dict[str, Any]:
@@ -140,11 +166,8 @@ def load_data(path: str | Path) -> dict[str, Any]:
     return cast("dict[str, Any]", data)
 
 
-def step_data(step: StepGraph) -> dict[str, Any]:
-    """Plain data that `step_of` reads back."""
+def _step_data(step: StepGraph) -> dict[str, Any]:
     return {
-        "lowtide": "step",
-        "schema": SCHEMA,
         "name": step.name,
         "device": step.device,
         "fingerprint": step.fingerprint,
@@ -158,9 +181,7 @@ def step_data(step: StepGraph) -> dict[str, Any]:
     }
 
 
-def step_of(data: Mapping[str, Any], *, path: str | Path = "") -> StepGraph:
-    """The step in plain data."""
-    _check_kind(data, "step", path)
+def _step_of(data: Mapping[str, Any], path: str | Path) -> StepGraph:
     for field, record in (("storages", Storage), ("ops", Op)):
         _check_rows(data.get(field), record, field, path)
     file = _converted(data, _StepFile, path)
@@ -188,24 +209,16 @@ def step_of(data: Mapping[str, Any], *, path: str | Path = "") -> StepGraph:
     return step
 
 
-def plan_data(plan: Plan) -> dict[str, Any]:
-    """Plain data that `plan_of` reads back.
-
-    In `schedule`, a number n >= 0 runs op n, and a number n < 0 frees storage -1-n.
-    """
+def _plan_data(plan: Plan) -> dict[str, Any]:
     told = {name: getattr(plan, name) for name in _PLAN_TYPES}
     return {
-        "lowtide": "plan",
-        "schema": SCHEMA,
         **msgspec.to_builtins(told),
         "overhead": plan.overhead,
         "schedule": encode(plan.schedule),
     }
 
 
-def plan_of(data: Mapping[str, Any], *, path: str | Path = "") -> Plan:
-    """The plan in plain data."""
-    _check_kind(data, "plan", path)
+def _plan_of(data: Mapping[str, Any], path: str | Path) -> Plan:
     _check_rows([data.get("proof")], Proof, "proof", path)
     file: Any = _converted(data, _PlanFile, path)
     told: dict[str, Any] = {name: getattr(file, name) for name in _PLAN_TYPES}
@@ -262,16 +275,6 @@ def _check_pieces(rows: Iterable[PieceOps], num_ops: int = 1 << 31) -> None:
     for (_, end), (begin, _) in pairwise(ranges):
         if begin < end:
             raise ValueError(f"two pieces hold op {begin}")
-
-
-def _check_kind(data: Mapping[str, Any], kind: str, path: str | Path) -> None:
-    found, schema = data.get("lowtide"), data.get("schema")
-    if found != kind or type(schema) is not int or schema != SCHEMA:
-        raise StepFormatError(
-            f"found kind {reprlib.repr(found)}, schema {reprlib.repr(schema)}; "
-            f"expected kind {kind!r}, schema {SCHEMA}",
-            path=path,
-        )
 
 
 def _check_rows(rows: Any, record: type, field: str, path: str | Path) -> None:

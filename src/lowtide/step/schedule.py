@@ -112,42 +112,42 @@ def sequence_from_kept(step: StepGraph, kept: Collection[int]) -> list[int]:
     if step.turn < 0:
         return list(step.baseline)
     kept = frozenset(kept).union(_irreplaceable(step, kept))
-    sequence: list[int] = []
-    alive = set(step.resident)
-    turned = False
-    for number in step.baseline:
-        op = step.ops[number]
-        if turned and op.opens < 0:
-            cone = missing_cone(step, op.reads, alive)
-            for again in cone:
-                alive.update(step.ops[again].writes)
+    forward, backward = _halves(step, step.baseline)
+    ops, sequence = step.ops, list(forward)
+    made = {s for number in forward for s in ops[number].writes}
+    alive = made.intersection(kept.union(step.outputs, ops[step.turn].writes))
+    alive.update(step.resident)
+    for number in backward:
+        if ops[number].opens < 0:
+            cone = missing_cone(step, ops[number].reads, alive)
+            alive.update(s for again in cone for s in ops[again].writes)
             sequence.extend(cone)
         sequence.append(number)
-        alive.update(op.writes)
-        if number == step.turn:
-            turned = True
-            alive &= kept.union(step.resident, step.outputs, op.writes)
+        alive.update(ops[number].writes)
     return sequence
+
+
+def _halves(
+    step: StepGraph, sequence: Sequence[int]
+) -> tuple[Sequence[int], Sequence[int]]:
+    """The ops up to the turn, and those behind it."""
+    behind = sequence.index(step.turn) + 1
+    return sequence[:behind], sequence[behind:]
 
 
 def _irreplaceable(step: StepGraph, kept: Collection[int]) -> set[int]:
     """What the backward ops would miss although nothing can make it there."""
     if step.turn < 0:
         return set()
-    alive = set(kept).union(step.resident, step.outputs)
+    turn = step.ops[step.turn]
+    alive = set(kept).union(step.resident, step.outputs, turn.writes)
     missing: set[int] = set()
     visited: set[int] = set()
-    turned = False
-    for number in step.baseline:
-        op = step.ops[number]
-        if turned:
-            maker_of = makers_in(step, op.piece)
-            walk = remaking(step, op.reads, alive, maker_of=maker_of, visited=visited)
-            missing |= walk.lost
-            alive.update(op.writes)
-        elif number == step.turn:
-            turned = True
-            alive.update(op.writes)
+    for number in _halves(step, step.baseline)[1]:
+        op, maker_of = step.ops[number], makers_in(step, step.ops[number].piece)
+        walk = remaking(step, op.reads, alive, maker_of=maker_of, visited=visited)
+        missing |= walk.lost
+        alive.update(op.writes)
     return missing
 
 
@@ -155,20 +155,14 @@ def crossing(step: StepGraph, sequence: Sequence[int]) -> tuple[int, ...]:
     """Storages made before the turn and read after it without being made again."""
     if step.turn < 0:
         return ()
-    made: set[int] = set()
+    ops, (forward, backward) = step.ops, _halves(step, sequence)
+    made = {s for number in forward for s in ops[number].writes}
+    made.difference_update(ops[step.turn].writes, step.resident)
     used: set[int] = set()
-    turned = False
-    for number in sequence:
-        op = step.ops[number]
-        if turned:
-            used.update(s for s in op.reads if s in made)
-            made.difference_update(op.writes)
-        else:
-            made.update(op.writes)
-        if number == step.turn:
-            turned = True
-            made.difference_update(op.writes)
-    return tuple(sorted(used.difference(step.resident)))
+    for number in backward:
+        used.update(made.intersection(ops[number].reads))
+        made.difference_update(ops[number].writes)
+    return tuple(sorted(used))
 
 
 def repeated(step: StepGraph, sequence: Sequence[int]) -> tuple[int, ...]:

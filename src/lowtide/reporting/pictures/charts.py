@@ -127,7 +127,7 @@ def _frontier(figure: Any, data: dict[str, Any]) -> None:
     axes.set_xlabel("peak")
     axes.set_ylabel("extra time")
     style.byte_axis(axes.xaxis)
-    style.percent_axis(axes.yaxis)
+    style.shown_as(axes.yaxis, format_percent)
     axes.legend(frameon=False, fontsize=8)
     top = axes.get_ylim()[1]
     labels = [("eager", (eager, top), style.CYCLE[4])]
@@ -179,7 +179,7 @@ def _search(figure: Any, data: dict[str, Any]) -> None:
     axes.set_title(f"{data['title']}: the search for a plan")
     axes.set_xlabel("seconds of search")
     axes.set_ylabel("extra time")
-    style.percent_axis(axes.yaxis)
+    style.shown_as(axes.yaxis, format_percent)
     axes.legend(frameon=False)
 
 
@@ -281,7 +281,7 @@ def _draw_against(figure: Any, data: dict[str, Any]) -> None:
     axes.set_xlabel("peak of the step, as a share of eager's")
     axes.set_ylabel("extra time")
     axes.margins(0.08)
-    style.percent_axis(axes.xaxis)
+    style.shown_as(axes.xaxis, format_percent)
     style.shown_as(axes.yaxis, lambda value: format_percent(value, signed=True))
     style.label_points(figure, axes, labels)
 

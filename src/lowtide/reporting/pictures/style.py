@@ -10,7 +10,7 @@ from typing import Any
 
 from lowtide.errors import MissingPackageError
 from lowtide.reporting.html import asset
-from lowtide.step.format import format_bytes, format_percent
+from lowtide.step.format import format_bytes
 
 # The page's style sheet has the only palette. Its first block is the light one.
 COLORS: dict[str, str] = dict(
@@ -80,10 +80,6 @@ def byte_axis(axis: Any) -> None:
         step *= 2
     axis.set_major_locator(MultipleLocator(step))
     shown_as(axis, format_bytes)
-
-
-def percent_axis(axis: Any) -> None:
-    shown_as(axis, format_percent)
 
 
 def shown_as(axis: Any, show: Callable[[float], str]) -> None:

@@ -15,7 +15,7 @@ from lowtide.shell.failures import say
 from lowtide.shell.frame import PICTURES, Frame, SavingFrame, by_ending
 from lowtide.shell.options import option, planner_words, read_budget, saved_as, words_of
 from lowtide.shell.progress import note, stage
-from lowtide.shell.target import Target, build, load_api, read_target
+from lowtide.shell.target import StepSource, Target, build, load_api
 from lowtide.step.format import format_bytes, format_percent
 from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan
@@ -65,9 +65,9 @@ def batch(
     asked = _read_model(target, model_options)
     frame.will_save(output, *PICTURES, ".html", ".json")
 
-    def source(size: int) -> options.StepSource:
+    def source(size: int) -> StepSource:
         given = (target, size, model_options, how, device)
-        return options.StepSource(*given, mesh=mesh)
+        return StepSource(*given, mesh=mesh)
 
     steps = {size: source(size).step() for size in sizes}
     from lowtide.engine.batch import predict_row, search_with
@@ -87,7 +87,7 @@ def batch(
             rows.append(row)
         if run and how == "measure" and mesh is None:
             for place, row in enumerate(rows):
-                rows[place] = _measured(asked.at(row.batch), row, plans[row.batch])
+                rows[place] = _measured(asked, row, plans[row.batch])
         if largest and mesh is None:
             most = _largest(asked, budget_bytes, plans, search, how)
     except KeyboardInterrupt:
@@ -116,7 +116,7 @@ def batch(
 
 
 def _read_model(target: str, model_options: list[str] | None) -> Target:
-    asked = read_target(target, None, model_options)
+    asked = Target(target, None, model_options)
     if asked.kind == "file":
         raise InvalidArgumentError(
             f"lowtide batch {target}",
@@ -146,7 +146,7 @@ def _measured(asked: Target, row: BatchRow, plan: Plan | None) -> BatchRow:
             f"{format_bytes(row.baseline_peak_bytes)}, {format_bytes(free)} are free"
         )
         return row
-    made = build(asked)
+    made = build(replace(asked, batch=row.batch))
     with stage(f"running a batch of {row.batch}"):
         try:
             plain, planned = measure_both(made.model, made.batch, made.loss, plan)
@@ -168,7 +168,7 @@ def _largest(
     from lowtide.engine.batch import confirm_largest, find_largest
 
     def step_at(how: str, size: int) -> StepGraph:
-        made = build(asked.at(size), fake=how == "estimate")
+        made = build(replace(asked, batch=size), fake=how == "estimate")
         return api.profile(made.model, made.batch, loss=made.loss, how=how)
 
     known = {size: plan for size, plan in plans.items() if plan is not None}

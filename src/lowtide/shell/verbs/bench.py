@@ -26,7 +26,6 @@ from lowtide.shell.target import (
     build,
     load_api,
     profile,
-    read_target,
     target_of_words,
 )
 from lowtide.step.format import format_bytes, format_percent, format_seconds
@@ -65,7 +64,7 @@ def bench(
     from lowtide.reporting.pictures.charts import against_picture
 
     frame.will_save(output, ".json", *PICTURES)
-    asked = read_target(target, batch, model_options)
+    asked = Target(target, batch, model_options)
     example = build(asked)
     by_word, words = (THEIRS, FLOOR, ACTIVATIONS), options.words_of(budgets)
     wanted = [w if w in by_word else options.read_budget(w) for w in words]

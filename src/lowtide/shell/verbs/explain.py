@@ -9,8 +9,9 @@ from typing import Annotated, Any
 from lowtide.errors import InvalidArgumentError, fitting
 from lowtide.shell import complete, files
 from lowtide.shell.frame import Frame
-from lowtide.shell.options import StepFile, StepSource, argument, flag, step_words
+from lowtide.shell.options import StepFile, argument, flag, step_words
 from lowtide.shell.progress import stage
+from lowtide.shell.target import StepSource
 from lowtide.step.graph import StepGraph
 from lowtide.step.names import pattern_of
 
@@ -29,8 +30,8 @@ def explain(
     from lowtide.reporting.explain import explain as explain_plan
     from lowtide.reporting.explain import explain_floor
 
-    source = StepSource(target, step_file=step_file)
     if floor:
+        source = StepSource(target, step_file=step_file)
         step = source.step()
         with stage("looking for the lowest peak"):
             answer: Any = explain_floor(step)

@@ -12,6 +12,7 @@ from lowtide.shell import options
 from lowtide.shell.failures import BUDGET_TOO_SMALL
 from lowtide.shell.frame import Frame
 from lowtide.shell.progress import stage
+from lowtide.shell.target import StepSource, Target
 from lowtide.step.format import format_bytes, format_percent
 from lowtide.step.units import to_bytes
 
@@ -21,7 +22,7 @@ _STATE = {"none": 0, "sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
 
 def fits(
     frame: Frame,
-    source: options.ModelOrFile,
+    source: Target,
     device: options.Device = "h100",
     optimizer: Annotated[
         str, typer.Option(metavar="|".join(_STATE), help="Whose state is in memory.")
@@ -42,8 +43,8 @@ def fits(
     found = find_device(device or "h100")
     memory = found.memory_bytes
     kept_free = to_bytes(options.read_budget(reserve), baseline_bytes=memory)
-    given = (source.target, source.batch, source.model_options)
-    step = options.StepSource(*given, how="estimate", device=device).step()
+    given = (source.text, source.batch, source.model_options)
+    step = StepSource(*given, how="estimate", device=device).step()
     parameters = sum(s.nbytes for s in step.storages if s.kind == "parameter")
     state = _STATE[optimizer] * parameters
     room = memory - kept_free - state
@@ -85,6 +86,6 @@ def fits(
     frame.line("it does not fit" if floor else "it fits", "bold")
     if floor is not None:
         half = str(max(1, (source.batch or 2) // 2))
-        frame.next("fits", source.target, "--batch", half, "--device", found.name)
+        frame.next("fits", source.text, "--batch", half, "--device", found.name)
         raise typer.Exit(BUDGET_TOO_SMALL)
     frame.next("run", "--budget", f"{(room + state) >> 20}MiB", "train.py")

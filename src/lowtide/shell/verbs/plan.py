@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from lowtide.errors import BudgetTooSmallError
@@ -12,10 +12,11 @@ from lowtide.shell.failures import say
 from lowtide.shell.frame import SavingFrame, interrupted
 from lowtide.shell.options import check_one_of, option, step_words
 from lowtide.shell.progress import stage
-from lowtide.shell.verbs.profile import step_file
+from lowtide.shell.target import StepSource, Target
 from lowtide.step.format import format_bytes, format_percent, format_seconds
 from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan
+from lowtide.step.records import json_of
 from lowtide.step.units import to_fraction
 
 _OVERHEAD = "Instead of a budget: the extra time allowed, such as 10%."
@@ -29,7 +30,7 @@ _CARDS = ("budget", "peak", "time", "gap", "recomputed")
 
 def plan(
     frame: SavingFrame,
-    source: options.StepSource,
+    source: StepSource,
     budget: options.Budget = None,
     max_overhead: Annotated[str | None, option(_OVERHEAD, "PERCENT")] = None,
     output: options.Output = None,
@@ -41,10 +42,9 @@ def plan(
     """Find the fastest plan whose peak stays within a budget."""
     limit = _read_limit(budget, max_overhead)
     names = _names(planner)
-    asked = source.asked
     # The step is left beside the plan, so that the plan can be explained later.
     step_output = None
-    if output is not None and asked.kind != "file":
+    if output is not None and source.kind != "file":
         step_output = files.beside(output, files.STEP_ENDING)
     for path in (output, step_output):
         frame.will_save(path)
@@ -59,8 +59,8 @@ def plan(
             say("note", "interrupted: this is the best plan found so far")
             break
     best = _best(attempts, limit)
-    frame.save(output, best.to_dict())
-    frame.save(step_output, lambda _: step_file(step))
+    frame.save(output, json_of(best))
+    frame.save(step_output, lambda _: json_of(step))
     frame.result(best.to_dict())
     frame.line(f"{step.name}, planned by {best.planner}", "bold")
     if len(attempts) > 1:
@@ -74,8 +74,9 @@ def plan(
     if step.facts.get("mesh"):
         _show_rank(frame, step, best)
     if source.mesh:
-        words = [*replace(asked, batch=None).words, "--device", source.device or "h100"]
-        words += ["--mesh", str(source.mesh), "--budget", str(budget or "70GiB")]
+        named = Target(source.text, None, source.model_options).words
+        words = [*named, "--device", source.device or "h100", "--mesh", source.mesh]
+        words += ["--budget", str(budget or "70GiB")]
         frame.next("batch", *words, "--batches", "1,2,4")
         return
     if output is None:
@@ -86,7 +87,7 @@ def plan(
         if time_limit != _TIME_LIMIT:
             search += ["--time-limit", f"{time_limit:g}"]
         words = (*source.words, *map(str, within), *search)
-        frame.next("plan", *words, "-o", f"{asked.name}.plan.json")
+        frame.next("plan", *words, "-o", f"{source.name}.plan.json")
     else:
         where = f"lowtide.Plan.load({str(output)!r})"
         frame.text(f"train with it: lowtide.apply(model, {where})")
@@ -181,15 +182,12 @@ def _show(frame: SavingFrame, step: StepGraph, plan: Plan) -> None:
 
 def _show_rank(frame: SavingFrame, step: StepGraph, plan: Plan) -> None:
     """What one of many ranks has in memory at its peak, by kind."""
+    from lowtide.step.analysis.peak import peak_of
     from lowtide.step.names import KIND_NAMES
     from lowtide.step.walk import walk
 
-    walked = walk(step, plan.schedule)
-    rows = [
-        (KIND_NAMES.get(kind, kind), format_bytes(column[walked.peak_run]))
-        for kind, column in walked.by_kind.items()
-        if column[walked.peak_run]
-    ]
+    held = peak_of(walk(step, plan.schedule)).by_kind()
+    rows = [(KIND_NAMES[kind], format_bytes(nbytes)) for kind, nbytes in held.items()]
     frame.line()
     frame.table(("at the peak of a rank", "bytes"), rows)
     for note in step.notes[-1:]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Annotated, Literal
@@ -10,10 +9,12 @@ from typing import Annotated, Literal
 import typer
 
 from lowtide.shell.frame import SavingFrame
-from lowtide.shell.options import Output, StepSource, flag, option
+from lowtide.shell.options import Output, flag, option
 from lowtide.shell.progress import stage
+from lowtide.shell.target import StepSource
 from lowtide.step.format import format_bytes
 from lowtide.step.graph import StepGraph
+from lowtide.step.records import json_of
 
 # A plan within some extra time always exists.
 ALWAYS_FEASIBLE = ("--max-overhead", "10%")
@@ -45,7 +46,7 @@ def profile(
     for path in (output, plot, csv):
         frame.will_save(path)
     step = source.step(refresh=refresh)
-    frame.save(output, lambda _: step_file(step))
+    frame.save(output, lambda _: json_of(step))
     frame.save(
         plot,
         lambda ending: chart_picture("tide", report(step).data, ending[1:] or "png"),
@@ -64,11 +65,6 @@ def _feasible(step: StepGraph, *, known: bool) -> tuple[str, str]:
         if least < 100:
             return ("--budget", f"{max(60, least)}%")
     return ALWAYS_FEASIBLE
-
-
-def step_file(step: StepGraph) -> str:
-    """The content of a .step.json: nobody reads it line by line."""
-    return json.dumps(step.to_dict(), separators=(",", ":")) + "\n"
 
 
 def _show(

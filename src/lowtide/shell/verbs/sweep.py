@@ -12,6 +12,7 @@ from lowtide.shell.failures import say
 from lowtide.shell.frame import SavingFrame, by_ending, interrupted
 from lowtide.shell.options import option, read_budget, saved_as, words_of
 from lowtide.shell.progress import stage
+from lowtide.shell.target import StepSource
 from lowtide.step.format import format_bytes, format_percent, format_seconds
 from lowtide.step.graph import StepGraph
 
@@ -24,7 +25,7 @@ _OUTPUT = "Where to write it: .html, .svg, .png or .json."
 
 def sweep(
     frame: SavingFrame,
-    source: options.StepSource,
+    source: StepSource,
     budgets: Annotated[str, option(_BUDGETS, "N|LIST")] = "12",
     output: Annotated[Path | None, saved_as(_OUTPUT)] = None,
     planner: options.Planner = "auto",

@@ -28,7 +28,7 @@ _LINES = 8
 
 def verify(
     frame: Frame,
-    source: options.ModelOrFile,
+    source: Target,
     plan: Annotated[
         Path | None,
         option("The plan to check.", "FILE", autocompletion=complete.plans),
@@ -37,7 +37,7 @@ def verify(
     planner: options.Planner = "auto",
 ) -> None:
     """Run the step with and without the plan and compare every number, bit for bit."""
-    chosen, wanted, asked = _what(source.asked, plan, budget)
+    chosen, wanted, asked = _what(source, plan, budget)
     api = load_api()
     example = build(asked)
     call = {"plan": chosen, "budget": wanted, "loss": example.loss, "planner": planner}
@@ -45,7 +45,7 @@ def verify(
         with stage("running the step both ways"):
             verified = api.verify(example.model, example.batch, **call)
     except PlanMismatchError as error:
-        planned = chosen and files.step_if_known(chosen, plan or source.asked.path)
+        planned = chosen and files.step_if_known(chosen, plan or source.path)
         if planned is None:
             raise
         step = profile(asked, example, "estimate", None)
@@ -58,7 +58,7 @@ def verify(
         say("error", f"verification failed: {verified.differences[0]}")
         raise typer.Exit(NOT_VERIFIED)
     if wanted is None:
-        frame.next("report", str(plan or source.asked.path))
+        frame.next("report", str(plan or source.path))
     else:
         words = (*asked.words, "--budget", wanted, *options.planner_words(planner))
         frame.next("plan", *words, "-o", f"{asked.name}.plan.json")

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from math import inf
 from typing import TypeVar
 
-from lowtide.step.analysis.peak import at_peak
 from lowtide.step.graph import Op, Phase, StepGraph
 from lowtide.step.names import module_group, module_prefix, short_target
 from lowtide.step.remake import remaking
@@ -166,7 +165,7 @@ def shares_by(
         op = step.ops[number]
         ops[label(op)].append(op)
     peak_bytes: dict[str, int] = defaultdict(int)
-    for s in at_peak(step).storages:
+    for s in step.at_peak().storages:
         if s.op_type:
             peak_bytes[label(step.ops[step.producers[s.storage][0]])] += s.nbytes
     kept = _kept(step, label)

@@ -7,9 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from lowtide.step.analysis.storages import maker
-from lowtide.step.graph import StepGraph
 from lowtide.step.names import KIND_NAMES, module_group, short_target
-from lowtide.step.schedule import walk_baseline
 from lowtide.step.walk import Walk
 
 
@@ -91,8 +89,3 @@ def peak_of(walk: Walk) -> Peak:
         scratch_bytes=walk.peak_bytes - sum(s.nbytes for s in found),
         storages=tuple(found),
     )
-
-
-def at_peak(step: StepGraph) -> Peak:
-    """What is alive when the baseline is at its peak."""
-    return peak_of(walk_baseline(step))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf, isfinite
 
 from lowtide.step.analysis.ops import Share, by_module, shares
-from lowtide.step.analysis.peak import Peak, at_peak
+from lowtide.step.analysis.peak import Peak
 from lowtide.step.format import aligned, format_bytes, format_percent, format_seconds
 from lowtide.step.graph import StepGraph
 from lowtide.step.names import KIND_NAMES, shortened
@@ -21,7 +21,7 @@ def format_profile(
     `depth` is how many names of a module path to show; by default as many as give a
     table worth reading. To look for the `floor` asks a planner.
     """
-    peak = at_peak(step)
+    peak = step.at_peak()
     lines = [_row("graph", _counts(step)), *_peak_lines(step, peak)]
     if floor:
         lowest = f"{format_bytes(step.floor_bytes):12s} the lowest peak found"
