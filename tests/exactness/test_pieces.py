@@ -78,18 +78,6 @@ class Force(nn.Module):
         return score + slope.square().sum()
 
 
-class Averaging(nn.Module):
-    """Torch's own modules look at a value: how many batches there were."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        norm = nn.BatchNorm1d(WIDTH, momentum=None)
-        self.net = nn.Sequential(nn.Linear(WIDTH, WIDTH), norm, nn.Linear(WIDTH, 4))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.net(x).square().mean()
-
-
 class Sparse(nn.Module):
     """A table whose gradient is sparse, before layers that can be planned."""
 
@@ -119,7 +107,7 @@ def trained(
     return found + [b.clone() for b in net.buffers()]
 
 
-@pytest.mark.parametrize("build", [Iteration, Branch, OneHot, Force, Averaging, Sparse])
+@pytest.mark.parametrize("build", [Iteration, Branch, OneHot, Force, Sparse])
 def test_such_a_step_is_planned(build: Callable[[], nn.Module]) -> None:
     net, x = build(), torch.randn(32, WIDTH)
     plain = trained(copy.deepcopy(net), x)

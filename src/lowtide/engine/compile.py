@@ -41,6 +41,7 @@ from lowtide.engine.capture.eager import (
     tracing_as_eager,
 )
 from lowtide.engine.capture.joint import read_joint
+from lowtide.engine.capture.momentum import set_momentum
 from lowtide.engine.capture.numbers import take_numbers
 from lowtide.engine.capture.piece import Piece
 from lowtide.engine.capture.questions import BREAKS
@@ -115,8 +116,9 @@ def compiled(
         def go() -> Any:
             return planned(*args, **kwargs)
 
-        with settings, going_on(not fullgraph), without_timing_guards():
-            if inner == "inductor":  # eager is not what its numbers are compared with
+        is_eager = inner == "eager"
+        with settings, going_on(not fullgraph, is_eager), without_timing_guards():
+            if not is_eager:  # eager is not what its numbers are compared with
                 return go()
             given = pytree.tree_leaves((args, kwargs))
             with watch.answers.knowing(zip(given, given, strict=True)):
@@ -364,6 +366,7 @@ class _Graph:
     def compile_inference(self, module: fx.GraphModule, _: Any) -> Callable[..., Any]:
         """A graph without a backward; there is nothing to plan in it."""
         self.watch.unplanned += 1
+        set_momentum(module)
         return _boxed(callable_of(module))
 
     @property

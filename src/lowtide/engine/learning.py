@@ -71,7 +71,8 @@ class Learning:
     def news(self) -> str:
         """What was taken for something else before the last step, or nothing.
 
-        With several graphs it is not known which one a surprise belongs to.
+        With several graphs it is not known which one a surprise belongs to, so it is
+        not kept for a later step either.
         """
         watched = self.watch.observation
         if self.is_on and self.watch.held and watched is not None and watched.is_whole:
@@ -83,6 +84,7 @@ class Learning:
         if self.planning.route.is_whole:
             news += [self.note_absent(), self.note_in_flight(), self.note_outside(seen)]
             news.append(self.note_dropped())
+        self.watch.seen_absent = None
         return "; ".join(filter(None, news))
 
     def note_graphs(self) -> str:
@@ -99,8 +101,7 @@ class Learning:
         If others are differentiated in turns, all that ever were are planned for, so
         this comes to an end.
         """
-        absent, self.watch.seen_absent = self.watch.seen_absent, None
-        expected = self.watch.expected_absent
+        absent, expected = self.watch.seen_absent, self.watch.expected_absent
         if absent is not None and expected is not None:
             absent &= expected
         if absent is None or absent == expected:

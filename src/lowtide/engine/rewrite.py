@@ -324,10 +324,10 @@ class _Emitter(GraphWriter):
         else:
             # The running statistics are not mapped: they have changed by now.
             tensor, weight, bias = self.map(op.node.args[:3])
-            training, momentum, eps = op.node.args[5:8]
+            training, _, eps = op.node.args[5:8]
             made = self.graph.call_function(
                 aten._native_batch_norm_legit.no_stats,
-                (tensor, weight, bias, training, momentum, eps),
+                (tensor, weight, bias, training, 0.0, eps),
             )
             made.meta = {**op.node.meta, "val": tuple(op.node.meta["val"][:3])}
         self.forget(*op.writes)

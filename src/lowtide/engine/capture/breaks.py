@@ -55,6 +55,7 @@ from torch._dynamo.variables.misc import GetAttrVariable
 from torch.nn import functional as F
 
 from lowtide.engine.capture.looks import look_at_inputs
+from lowtide.engine.capture.momentum import with_tensor_for_momentum
 from lowtide.engine.capture.questions import QUESTIONS, is_told_no
 from lowtide.engine.seam import COMPARE
 
@@ -71,10 +72,13 @@ _convert: Any = CatchErrorsWrapper.__call__
 
 
 @contextmanager
-def going_on(is_wanted: bool) -> Iterator[None]:
-    """Whether pieces are captured within loops and in torch's own modules."""
+def going_on(is_wanted: bool, is_eager: bool) -> Iterator[None]:
+    """Whether pieces are captured within loops and in torch's own modules.
+
+    `is_eager` says that torch's own kernels will run them.
+    """
     before = _STATE.__dict__.copy()
-    _STATE.goes_on, _STATE.is_ours = is_wanted, True
+    _STATE.goes_on, _STATE.is_ours, _STATE.is_eager = is_wanted, True, is_eager
     try:
         yield
     finally:
@@ -132,8 +136,8 @@ def _compare_with_draw(left: Any, tx: Any, right: Any, op: str) -> Any:
 _RECORDING: frozenset[Any] = frozenset(
     {torch.cuda.is_current_stream_capturing, torch.xpu.is_current_stream_capturing}
 )
-_SPARSE: dict[Any, inspect.Signature] = {
-    f: inspect.signature(f) for f in (F.embedding, F.embedding_bag)
+_LOOKED_AT: dict[Any, inspect.Signature] = {
+    f: inspect.signature(f) for f in (F.embedding, F.embedding_bag, F.batch_norm)
 }
 
 
@@ -142,9 +146,13 @@ def _call_as_eager(function: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         return ConstantVariable.create(False)
     if _asks_for_recording(function):
         return ConstantVariable.create(False)
-    signature = _SPARSE.get(function.value) if callable(function.value) else None
+    signature = _LOOKED_AT.get(function.value) if callable(function.value) else None
     if signature is not None and getattr(_STATE, "is_ours", False):
-        sparse = signature.bind(*args, **kwargs).arguments.get("sparse")
+        given = signature.bind(*args, **kwargs).arguments
+        other = with_tensor_for_momentum(tx, given) if _STATE.is_eager else None
+        if other is not None:
+            return _call_torch(other[0], tx, (), other[1])
+        sparse = given.get("sparse")
         if sparse is not None and sparse.as_python_constant():
             unimplemented(
                 gb_type="sparse gradient",

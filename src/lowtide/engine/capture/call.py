@@ -46,7 +46,7 @@ def calls_of(op: PieceOp) -> list[Call]:
     first = call_of(op.node.target, op.node, "" if not op.standby else f"/{op.variant}")
     if op.variant == "without_statistics":
         target = torch.ops.aten._native_batch_norm_legit.no_stats
-        args = (*first.args[:3], *first.args[5:8])
+        args = (*first.args[:3], first.args[5], 0.0, first.args[7])
         first = Call(target, args, {}, tuple(first.outputs[:3]), first.signature)
     elif op.variant == "masked":
         scale = masking_scale(first.outputs[0], first.args[1])

@@ -41,6 +41,7 @@ from torch.fx.experimental import proxy_tensor
 from lowtide.engine.capture import gaps, recurrent
 from lowtide.engine.capture.formulas import opaque_where_values_decide
 from lowtide.engine.capture.layouts import layouts_of_eager
+from lowtide.engine.capture.momentum import set_momentum
 from lowtide.engine.capture.prod import product
 from lowtide.engine.draws import masking_scale
 from lowtide.engine.seam import saving_as_it_comes
@@ -237,6 +238,7 @@ def _mirror(source: torch.Tensor, wrapper: torch.Tensor) -> None:
 
 def compute_as_eager(joint: fx.GraphModule) -> None:
     """Change a joint graph so that its numbers are those of the uncaptured step."""
+    set_momentum(joint)
     for node in list(joint.graph.nodes):
         if node.target is _DROPOUT:
             _scale_forward(node)
