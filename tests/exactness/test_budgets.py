@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import lowtide
 from lowtide.engine.bits import same_bits
 from lowtide.engine.costs.ledger import ledger
+from lowtide.engine.costs.machine import count_allocations
 from lowtide.errors import BudgetTooSmallError, LowtideWarning
 
 MIB = 1 << 20
@@ -152,6 +153,33 @@ def test_an_optimizer_that_was_not_named_does_not_fit():
     with pytest.warns(LowtideWarning, match="optimizer=") as told:
         model(x).square().mean().backward()
     assert len(told) == 1
+
+
+class FrozenHead(nn.Module):
+    """Its largest op reads far more of what is resident than the step allocates."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = chain(256, 2)
+        self.head = nn.Linear(256, 8192, bias=False).requires_grad_(False)
+
+    def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(self.head(self.body(x)), target)
+
+
+def test_the_first_call_keeps_the_budget_while_it_measures_ops():
+    model, batch = FrozenHead(), (torch.randn(64, 256), torch.arange(64))
+    there = sum(t.nbytes for t in (*model.parameters(), *batch))
+
+    def step() -> None:
+        with torch.enable_grad():
+            model(*batch).backward()
+
+    plain = there + count_allocations(step, torch.device("cpu"))[1]
+    model.zero_grad()
+    budget = int(0.85 * plain)
+    lowtide.optimize(model, budget=budget, cache=False)
+    assert there + count_allocations(step, torch.device("cpu"))[1] <= budget
 
 
 class Tagger(nn.Module):

@@ -393,7 +393,7 @@ class Planning:
             self.modules,
             optimizer=self.optimizer,
             cache=self.settings.cache,
-            room_bytes=max(0, limit - bare.resident_bytes),
+            limit_bytes=limit - self.watch.held_bytes,
         )
         beside = source.beside_bytes if isinstance(source, Piece) else 0
         return with_beside(step, self.beside_bytes + beside)
