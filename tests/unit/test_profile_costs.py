@@ -11,13 +11,14 @@ import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
+from lowtide.engine.bits import same_bits
 from lowtide.engine.capture.call import Call
 from lowtide.engine.costs import cache as cache_module
 from lowtide.engine.costs import prices as costs_module
 from lowtide.engine.costs.cache import CostCache, Entry
 from lowtide.engine.costs.cost import Cost
 from lowtide.engine.costs.devices import find_device, save_device
-from lowtide.engine.costs.inputs import real_arguments, span_bytes
+from lowtide.engine.costs.inputs import real_arguments, size_bytes, span_bytes
 from lowtide.engine.costs.machine import count_allocations
 from lowtide.engine.costs.measure import _Sweeper as Sweeper
 from lowtide.engine.costs.prices import costs
@@ -133,7 +134,7 @@ def test_a_small_step_is_not_swept_out_of_the_cache(monkeypatch):
     rooms = []
 
     def measured(distinct, *more):
-        rooms.append(more[-1])
+        rooms.append(more[-2])
         return dict.fromkeys(distinct, Cost(1.0))
 
     monkeypatch.setattr(costs_module, "_measured", measured)
@@ -145,7 +146,7 @@ def test_a_small_step_is_not_swept_out_of_the_cache(monkeypatch):
 
 
 @pytest.mark.parametrize("group", [1 << 20, 3 << 20, 7 << 20])
-def test_what_sweeps_the_cache_leaves_room_for_scratch(group):
+def test_what_sweeps_the_cache_leaves_room_for_ops(group):
     room = 8 << 20
     sweeper = Sweeper(CPU, room)
     for _ in range(2):  # and what the group before has left is given back
@@ -154,7 +155,49 @@ def test_what_sweeps_the_cache_leaves_room_for_scratch(group):
         sweeper.make_room(group)
         sweeper.sweep(sweeper.cache_bytes - group)
         held = 0 if sweeper._spare is None else sweeper._spare.nbytes
-        assert held <= max(0, room - 2 * group)
+        assert held <= max(0, room - group)
+
+
+def most_bytes_of(calls, room, lent):
+    """Most bytes that measuring allocates on this thread, which counts already."""
+    return count_allocations(
+        lambda: costs(calls, cache=False, room_bytes=room, lent=lent), CPU
+    )[1]
+
+
+def test_an_op_without_room_reads_the_parameters_and_leaves_them_alone():
+    weight = torch.randn(4096, 256)  # 4 MiB; its results are of 256 KiB
+    before = weight.clone()
+    fakes = fake(16, 256), fake(4096, 256).t()
+    mm = call(aten.mm.default, *fakes, outputs=fake(16, 4096))
+    logs = fake(16, 4096)
+    softmax = call(
+        aten._log_softmax_backward_data.out,
+        *(logs, fake(16, 4096), 1, torch.float32),
+        out=logs,
+        outputs=logs,
+    )
+    assert most_bytes_of([mm, softmax], 1 << 20, [weight]) <= 1 << 20
+    assert same_bits(weight, before)
+
+
+def test_an_op_that_writes_to_its_argument_gets_one_of_its_own():
+    weight, x = torch.ones(1024, 256), fake(1024, 256)
+    doubled = call(aten.add_.Tensor, x, x, outputs=x)
+    costs([doubled], cache=False, room_bytes=0, lent=[weight])
+    assert same_bits(weight, torch.ones(1024, 256))
+
+
+def test_scratch_is_given_room_before_the_cache_is_swept():
+    half = {"dtype": torch.bfloat16}
+    backward = convolution_backward(
+        fake(1, 512, 4, 4, **half), fake(512, 1, 9, 9, **half), 512
+    )
+    (cost,) = costs([backward], cache=False)
+    size = size_bytes(backward)
+    assert cost.scratch_bytes > 2 * size
+    room = 2 * size + cost.scratch_bytes
+    assert most_bytes_of([backward] * 99, room, ()) <= room
 
 
 @pytest.mark.parametrize("count", [1 << 10, 1 << 22])

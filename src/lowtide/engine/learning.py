@@ -47,14 +47,14 @@ class Learning:
         """Watch from the end of the first planned call to its backward."""
         is_alone = self.planning.route.is_whole and len(self.watch.held) == 1
         if self.is_on and self.planning.outside is None and is_alone:
-            self._begin(Observation())
+            self._begin(Observation(self.planning.modules, is_whole=False))
 
     def observe_step(self, inputs: Inputs) -> None:
         """Watch a whole step, unless one has been compared with its plan already."""
         if self.is_on and not self.is_compared and not self.watch.held:
             planning = self.planning
             there = residents_of(planning.modules, planning.optimizer, inputs)
-            self._begin(Observation(there, is_whole=True))
+            self._begin(Observation(planning.modules, there, is_whole=True))
 
     def _begin(self, observation: Observation) -> None:
         if observation.begin():
@@ -148,7 +148,7 @@ class Learning:
 
     def note_outside(self, seen: Observation | None) -> str:
         """The code outside may need more, or less, than was guessed."""
-        if seen is None or seen.outside is None:
+        if seen is None or seen.outside is None or seen.is_shared:
             return ""
         if self.planning.in_flight > 1:
             return ""
@@ -157,13 +157,18 @@ class Learning:
         return ""
 
     def compare_peak(self, seen: Observation | None) -> str:
-        """A whole step may really have taken more than its plans say."""
+        """A whole step may really have taken more than its plans say.
+
+        What it shares with another model is no part of the step that a share is of.
+        """
         planning = self.planning
         if seen is None or not seen.is_whole or not planning.plans:
             return ""
         if self.watch.graphs != self.graphs_before:
             return ""  # graphs were captured meanwhile, and their ops measured
         self.is_compared = True
+        if seen.is_shared and planning.is_share:
+            return ""
         highest, planned = seen.highest_bytes, planning.promised_bytes
         allowed = max(planned, planning.allowed_bytes)
         if highest <= 1.01 * allowed + (1 << 20):

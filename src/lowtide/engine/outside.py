@@ -11,6 +11,9 @@ What torch's allocator hands out is counted, on this thread. A dispatch mode wou
 more, but under one autograd takes other formulas, and the user's numbers would change.
 A thread has one profiler, so nothing is watched while the user's runs, and watching
 ends before the optimizer's update at the latest.
+
+The counter cannot tell whose bytes it counts. If another model gets gradients
+meanwhile, some are that model's, and not what the step needs.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from lowtide.engine.capture.tensors import bytes_in
+from lowtide.engine.costs.living import living
 from lowtide.engine.costs.machine import (
     is_counting_possible,
     start_counting,
@@ -34,7 +38,7 @@ from lowtide.engine.costs.machine import (
 )
 
 _A_FEW_NUMBERS = 4096
-_TURN = "lowtide: the backward begins"
+_MARK = "lowtide: the backward begins or has ended"
 # The observation on each thread.
 _RUNNING = threading.local()
 
@@ -67,13 +71,21 @@ class Observation:
     """One step, from a planned call to the optimizer's update or the next call.
 
     Args:
+        modules: What the planned call trains.
         residents: Tensors that are there before the step begins, in any nesting.
             Without them only what appears is counted.
         is_whole: Whether it begins before the forward.
+
+    Attributes:
+        is_shared: Whether another model was trained meanwhile.
     """
 
-    def __init__(self, residents: Any = (), *, is_whole: bool = False) -> None:
-        self.is_whole = is_whole
+    def __init__(
+        self, modules: Sequence[nn.Module], residents: Any = (), *, is_whole: bool
+    ) -> None:
+        self.is_whole, self.is_shared = is_whole, False
+        self.others = parameters_of_others(modules)
+        self.gradients_before = list(map(_gradient_of, self.others))
         self.resident_bytes = bytes_in(residents)
         self.gradient_bytes = -1
         self.highest_bytes = 0
@@ -96,17 +108,31 @@ class Observation:
         """Note that the backward of the planned graph begins."""
         if self.gradient_bytes < 0 and self.is_running:
             self.gradient_bytes = bytes_in(list(tangents))
-            with torch.profiler.record_function(_TURN):
-                pass
+            self.look_at_others()
+            _mark()
+
+    def note_end(self) -> None:
+        """Note that a backward of the planned graph has ended."""
+        if self.gradient_bytes >= 0 and self.is_running:
+            _mark()
+
+    def look_at_others(self) -> None:
+        """Note whether another model has got gradients since watching began."""
+        now = list(map(_gradient_of, self.others))
+        self.is_shared = self.is_shared or now != self.gradients_before
 
     def end(self) -> None:
         """Stop watching, and see what there was."""
         self.update.remove()
         if not self.is_running:
             return
+        self.look_at_others()
+        self.others.clear()
         self.is_running, _RUNNING.observation = False, None
-        changes, marks = stop_counting(_TURN)
+        changes, marks = stop_counting(_MARK)
         live = list(accumulate(changes, initial=self.resident_bytes))
+        if self.is_shared:
+            live = live[: marks[-1] + 1 if marks else 1]  # the rest is the other's step
         self.highest_bytes = max(live)
         if marks and not self.is_whole:
             # The loss and a few other numbers are counted with every step.
@@ -119,6 +145,11 @@ class Observation:
             )
 
 
+def _mark() -> None:
+    with torch.profiler.record_function(_MARK):
+        pass
+
+
 def end_running() -> None:
     """End what is watched on this thread; torch complains of it at exit otherwise."""
     running: Observation | None = getattr(_RUNNING, "observation", None)
@@ -127,6 +158,25 @@ def end_running() -> None:
 
 
 atexit.register(end_running)
+
+
+def parameters_of_others(modules: Sequence[nn.Module]) -> list[nn.Parameter]:
+    """The parameters in this process of models that none of these is a part of."""
+    own = {id(m) for root in modules for m in root.modules()}
+    around = [m for m in living(nn.Module) if id(m) not in own]
+    found = True
+    while found:
+        found = [m for m in around if any(id(c) in own for c in m.children())]
+        own.update(map(id, found))
+        around = [m for m in around if id(m) not in own]
+    known = {id(p) for m in living(nn.Module) if id(m) in own for p in m.parameters()}
+    return [p for p in living(nn.Parameter) if p.is_leaf and id(p) not in known]
+
+
+def _gradient_of(parameter: nn.Parameter) -> tuple[int, int] | None:
+    """What tells a gradient from another, and from itself before it was added to."""
+    gradient = parameter.grad
+    return None if gradient is None else (id(gradient), gradient._version)
 
 
 def residents_of(

@@ -35,11 +35,7 @@ from lowtide.engine.shares import plans_by_share, with_updates
 from lowtide.engine.trace import look
 from lowtide.engine.training import Inputs
 from lowtide.engine.watch import Watch
-from lowtide.errors import (
-    BudgetTooSmallError,
-    CaptureError,
-    LowtideError,
-)
+from lowtide.errors import BudgetTooSmallError, CaptureError, LowtideError
 from lowtide.step.format import format_bytes
 from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan
@@ -137,6 +133,11 @@ class Planning:
         """Whether a planned graph has run in the present call."""
         return self.watch.forwards > self.forwards_before
 
+    @property
+    def is_share(self) -> bool:
+        """Whether the budget is a part of what the step needs without lowtide."""
+        return str(self.settings.budget).strip().endswith("%")
+
     def decide_alone(self, piece: Piece) -> Orders:
         """The order of a piece that is the whole step."""
         if self.given is not None:
@@ -207,8 +208,7 @@ class Planning:
             return plan()
         except BudgetTooSmallError as error:
             least = format_bytes(error.floor_bytes)
-            is_share = str(self.settings.budget).strip().endswith("%")
-            if self.outside is not None and is_share:
+            if self.outside is not None and self.is_share:
                 # The share was of a guess, and the first step has been trained.
                 warn(
                     f"{self.name}: with the code outside, the lowest peak found for "
@@ -393,7 +393,7 @@ class Planning:
             self.modules,
             optimizer=self.optimizer,
             cache=self.settings.cache,
-            room_bytes=max(0, limit - bare.resident_bytes),
+            limit_bytes=limit - self.watch.held_bytes,
         )
         beside = source.beside_bytes if isinstance(source, Piece) else 0
         return with_beside(step, self.beside_bytes + beside)

@@ -19,7 +19,7 @@ from lowtide.engine.capture.call import Call, calls_of
 from lowtide.engine.capture.piece import Piece
 from lowtide.engine.capture.record import Recording, compose
 from lowtide.engine.capture.step import numbered_ops, own_number, step_of
-from lowtide.engine.capture.tensors import bytes_in
+from lowtide.engine.capture.tensors import bytes_in, own_part
 from lowtide.engine.costs.cost import Cost, total_cost
 from lowtide.engine.costs.devices import find_device
 from lowtide.engine.costs.optimizer import UpdateBytes, update_bytes
@@ -52,6 +52,7 @@ def prepare(
     modules: Sequence[nn.Module],
     *,
     optimizer: Optimizer | None = None,
+    limit_bytes: int | None = None,
     **pricing: Unpack[Pricing],
 ) -> StepGraph:
     """The step as planners read it, with everything in memory and every op's cost.
@@ -60,13 +61,17 @@ def prepare(
         source: One captured graph, or a whole step that was seen in a dry run.
         modules: What else is resident: their parameters, buffers and gradients.
         optimizer: Whose state is resident too.
+        limit_bytes: How much may be in memory while ops are measured.
         pricing: As for `costs`.
     """
     how, device = pricing.get("how", "measure"), str(pricing.get("device") or "")
     bare = unpriced(source) if isinstance(source, Piece) else source
     step = _surrounded(bare.step, modules, optimizer)
     calls = [call for own in bare.calls.values() for call in own]
-    prices = iter(costs(calls, **pricing))
+    room = None if limit_bytes is None else max(0, limit_bytes - step.resident_bytes)
+    parameters = [p for m in modules for p in m.parameters()]
+    lent = [own_part(p).detach() for p in parameters if not nn.parameter.is_lazy(p)]
+    prices = iter(costs(calls, room_bytes=room, lent=lent, **pricing))
     ops = list(step.ops)
     for place, own in bare.calls.items():
         cost = total_cost([next(prices) for _ in own])

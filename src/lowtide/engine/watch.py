@@ -54,7 +54,7 @@ class Watch:
         returned: What the last forward returned, as long as somebody holds it, by the
             storage that it is in.
         dropped: Those storages of which nothing was held when the backward began.
-        observation: Told when the next backward begins.
+        observation: Told when a backward begins, and when it has ended.
         most_in_flight: How many forwards of one graph were waiting, at most, when the
             backward of one of them began.
         outside_seconds: What a step spends between its graphs: the least of the first
@@ -116,6 +116,8 @@ class Watch:
             explain(error, piece)
             raise
         self._ended = self.now()
+        if phase == "backward" and self.observation is not None:
+            self.observation.note_end()
         if phase == "backward" and not self.held and self._num_timed < _TIMED_STEPS:
             self.note_time_outside()
         return outputs

@@ -9,10 +9,12 @@ Whole numbers that point into another argument (tokens, labels, places) stay wit
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from lowtide.engine.capture.call import Call
@@ -23,7 +25,7 @@ from lowtide.engine.capture.tensors import (
     tensors_in,
 )
 
-_BLOCK = 1 << 16
+_BLOCK = 1 << 13  # it stays in memory, and what is made of it counts with no budget
 _BYTE_OF_A_NUMBER = 0x3F  # four of them are 0.75 in 32 bits
 _ALONG_AN_AXIS = frozenset(
     "gather scatter scatter_add scatter_reduce index_select index_add index_copy "
@@ -67,14 +69,23 @@ def fresh_bytes(call: Call) -> int:
 
 
 def real_arguments(
-    call: Call, device: torch.device, *, whole_number: int = 1
+    call: Call,
+    device: torch.device,
+    *,
+    whole_number: int = 1,
+    lent: Sequence[torch.Tensor] = (),
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments like those of the call, with bytes behind them.
 
-    `whole_number` is the value of integers that point nowhere we know of.
+    `whole_number` is the value of integers that point nowhere we know of. `lent` are
+    tensors whose bytes may stand for arguments that the op does not write to.
     """
     bounds = index_bounds(call)
     made: dict[int, torch.Tensor] = {}
+    for fake in _only_read(call) if lent else ():
+        borrowed = _among(lent, fake, device)
+        if borrowed is not None:
+            made[id(fake)] = borrowed
 
     def real(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -94,6 +105,35 @@ def real_arguments(
         saved = [t if t is None else t.to(like.dtype) for t in args[5:7]]
         args = (*args[:5], *saved, *args[7:])
     return tuple(args), dict(kwargs)
+
+
+def _only_read(call: Call) -> list[torch.Tensor]:
+    """The (fake) arguments that an op of torch's says it does not write to."""
+    target = call.target
+    if not isinstance(target, OpOverload) or target.namespace != "aten":
+        return []
+    named = [(argument, argument.name) for argument in target._schema.arguments]
+    given = dict(zip([name for _, name in named], call.args, strict=False))
+    given |= call.kwargs
+    written = [given.get(name) for argument, name in named if argument.is_write]
+    kept = {id(t) for t in tensors_in(written)}
+    return [t for t in input_tensors(call) if id(t) not in kept]
+
+
+def _among(
+    lent: Sequence[torch.Tensor], fake: torch.Tensor, device: torch.device
+) -> torch.Tensor | None:
+    """An argument in the bytes of a lent tensor, if one is large enough.
+
+    Statistics that an op writes to without saying so have one axis.
+    """
+    if fake.dim() < 2 or not fake.dtype.is_floating_point:
+        return None
+    for tensor in lent:
+        is_alike = tensor.dtype == fake.dtype and tensor.device == device
+        if is_alike and tensor.untyped_storage().nbytes() >= span_bytes(fake):
+            return tensor.as_strided(fake.shape, fake.stride(), 0)
+    return None
 
 
 def _tensor(

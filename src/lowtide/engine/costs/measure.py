@@ -11,7 +11,8 @@ was this part of the same ops inside the graph: timed in a loop 0.82 to 0.97, af
 sweep of 24 MiB before each run 0.93 to 0.99, of 64 MiB 0.96 to 1.15.
 
 What is held at once is the arguments and results of one op, or of one group, which is
-at most as large as the cache.
+at most as large as the cache. An op for which there is no room beside the parameters
+reads these: as much as it needs then is alive when it runs in the step, too.
 """
 
 from __future__ import annotations
@@ -40,18 +41,22 @@ _LEAST_SCRATCH_BYTES = 1024
 
 
 def measure_calls(
-    calls: Sequence[Call], device: torch.device, room_bytes: int | None = None
+    calls: Sequence[Call],
+    device: torch.device,
+    room_bytes: int | None = None,
+    lent: Sequence[torch.Tensor] = (),
 ) -> Iterator[MeasuredCall]:
     """Measure each call, and yield it as soon as something is known of it.
 
     The random-number state of the process is the same afterwards. A group and what
-    sweeps the cache behind it take no more than `room_bytes`.
+    sweeps the cache behind it take no more than `room_bytes`; an op that needs more
+    reads `lent` tensors in place of arguments of its own.
     """
     sweeper = _Sweeper(device, room_bytes)
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices), torch.no_grad():
         for group in _groups(calls, sweeper.cache_bytes):
-            yield from _measure_group(group, device, sweeper)
+            yield from _measure_group(group, device, sweeper, lent)
 
 
 def _groups(calls: Sequence[Call], limit_bytes: int) -> list[list[Call]]:
@@ -107,12 +112,19 @@ class MeasuredCall:
 
 
 def _measure_group(
-    group: Sequence[Call], device: torch.device, sweeper: _Sweeper
+    group: Sequence[Call],
+    device: torch.device,
+    sweeper: _Sweeper,
+    lent: Sequence[torch.Tensor],
 ) -> list[MeasuredCall]:
     clock = _CudaClock() if device.type == "cuda" else _HostClock()
     size = sum(map(size_bytes, group))
-    sweeper.make_room(size)
-    prepared = [_prepare(call, device) for call in group]
+    # Scratch is not known before an op has run. Mostly it is less than the op's size.
+    is_large = not sweeper.make_room(2 * size)
+    if sweeper.is_tight:
+        sweeper.clear()
+    prepared = [_prepare(call, device, lent if is_large else ()) for call in group]
+    sweeper.make_room(size + max(p.scratch_bytes for p in prepared))
     sweep_bytes = sweeper.cache_bytes - size
     spent, runs = 0.0, 0
     while not _enough(runs, spent) and not all(p.error for p in prepared):
@@ -147,14 +159,16 @@ def _enough(runs: int, spent: float) -> bool:
     return runs >= _MOST_RUNS or (runs >= _LEAST_RUNS and spent > _GROUP_SECONDS)
 
 
-def _prepare(call: Call, device: torch.device) -> MeasuredCall:
+def _prepare(
+    call: Call, device: torch.device, lent: Sequence[torch.Tensor]
+) -> MeasuredCall:
     """Arguments with which the call runs, found by running it."""
     ready = MeasuredCall(call)
     # Whole numbers of unknown meaning: one divides, and index 0 is always there.
     for whole_number in (1, 0):
         try:
             ready.args, ready.kwargs = real_arguments(
-                call, device, whole_number=whole_number
+                call, device, whole_number=whole_number, lent=lent
             )
             ready.scratch_bytes = _scratch(ready, device)
             ready.error = ""
@@ -183,23 +197,30 @@ class _Sweeper:
         self.device = device
         self.cache_bytes = self.spare_bytes = cache_bytes(device) * 3 // 4
         self.room_bytes = room_bytes
+        self.is_tight = room_bytes is not None and room_bytes // 2 < self.cache_bytes
         if room_bytes is not None:
             self.cache_bytes = min(self.cache_bytes, room_bytes // 2)
         self._spare: torch.Tensor | None = None
 
-    def make_room(self, nbytes: int) -> None:
-        """Leave room for a group of ops, and for as much scratch."""
-        left = self.cache_bytes
-        if self.room_bytes is not None:
-            left = min(left, max(0, self.room_bytes - 2 * nbytes))
-        self.spare_bytes = left
-        if self._spare is not None and self._spare.nbytes > left:
-            self._spare = None
+    def make_room(self, nbytes: int) -> bool:
+        """Leave so much for ops; false if there is less."""
+        if self.room_bytes is None:
+            return True
+        left = self.room_bytes - nbytes
+        self.spare_bytes = min(self.cache_bytes, max(0, left))
+        if self._spare is not None and self._spare.nbytes > self.spare_bytes:
+            self.clear()
+        return left >= 0
+
+    def clear(self) -> None:
+        """Give back what it sweeps with."""
+        self._spare = None
 
     def sweep(self, nbytes: int) -> None:
         if nbytes <= 0:
-            self._spare = None  # what runs next takes more than a group may
+            self.clear()  # what runs next takes more than a group may
             return
+        nbytes = min(nbytes, self.spare_bytes)
         if self._spare is None:
             length = self.spare_bytes // 4
             self._spare = torch.ones(length, device=self.device, dtype=torch.float32)

@@ -43,7 +43,6 @@ class Pricing(TypedDict, total=False):
     device: str | torch.device | None
     cache: Caching
     progress: Progress | None
-    room_bytes: int | None
 
 
 def costs(
@@ -54,6 +53,7 @@ def costs(
     cache: Caching = True,
     progress: Progress | None = None,
     room_bytes: int | None = None,
+    lent: Sequence[torch.Tensor] = (),
 ) -> list[Cost]:
     """The cost of each call, in order.
 
@@ -69,6 +69,7 @@ def costs(
         progress: Called with the number of distinct calls done and their total. Without
             it they are logged now and then.
         room_bytes: How much a measurement may take, if a single op does not need more.
+        lent: Tensors that an op reads which needs more, in place of its own arguments.
 
     Raises:
         InvalidArgumentError: `how` or `device` is unknown, or the device is not there.
@@ -86,7 +87,7 @@ def costs(
         numbers = Counter(call.signature for call in calls)
         touched = sum(numbers[s] * size_bytes(call) for s, call in distinct.items())
         room_bytes = 2 * touched if room_bytes is None else min(room_bytes, 2 * touched)
-        known = _measured(distinct, real, cache, progress, room_bytes)
+        known = _measured(distinct, real, cache, progress, room_bytes, lent)
     else:
         raise InvalidArgumentError(
             f"how={how!r}", "there is no such way", 'Use "measure" or "estimate"'
@@ -125,6 +126,7 @@ def _measured(
     cache: Caching,
     progress: Progress,
     room_bytes: int,
+    lent: Sequence[torch.Tensor],
 ) -> dict[str, Cost]:
     begin = time.perf_counter()
     load = machine_load()
@@ -153,7 +155,7 @@ def _measured(
 
     progress(len(known), len(distinct))
     try:
-        for measured in measure_calls(missing, device, room_bytes):
+        for measured in measure_calls(missing, device, room_bytes, lent):
             call = measured.call
             if measured.error:
                 failed.append(f"{call.target}: {measured.error}")
