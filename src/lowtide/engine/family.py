@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -61,8 +62,8 @@ class Family:
 
     def plan_for(self, bare: StepGraph) -> Plan | None:
         """The plan of this graph at the most similar sizes, as it is for these."""
-        found = self.resized(bare, most_growth=math.inf)
-        if found is None or math.isinf(growth_of(found[1].bare, bare)):
+        found = self.resized(bare, most_growth=sys.float_info.max)
+        if found is None:
             return None
         step, member = found
         return make_plan(step, member.plan.schedule, planner=member.plan.planner)
