@@ -56,3 +56,10 @@ def test_the_fastest_plan_that_fits_is_taken() -> None:
     assert not roomy.recomputed
     assert roomy.peak_bytes <= STEP.baseline_peak_bytes
     assert family.fastest(step, half, 0) is None
+
+
+def test_a_plan_with_an_empty_storage_serves_none_that_is_not() -> None:
+    # It says nothing of what its op needs for some bytes.
+    first, *others = STEP.storages
+    family = planned(replace(STEP, storages=(replace(first, nbytes=0), *others)))
+    assert family.plan_for(STEP) is None

@@ -268,7 +268,7 @@ class _Graph:
         orders = self.orders = OrdersBySize(
             joint,
             lambda: self.read(joint, num_fwd_outputs),
-            self.decided,
+            self.decide,
             self.watch.generation,
         )
         self.others = OtherBackwards(
@@ -280,11 +280,6 @@ class _Graph:
         with_symbols(halves.forward.graph)
         with_symbols(halves.backward.graph)
         return halves.forward, halves.backward
-
-    def decided(self, piece: Piece) -> Orders:
-        """What is decided for a piece, with no one watching."""
-        self.watch.stop_observing()
-        return self.decide(piece)
 
     def as_planned(self, joint: fx.GraphModule) -> None:
         """Bring a joint graph into the form that is planned and run."""

@@ -26,8 +26,8 @@ from lowtide.engine.prepare import (
     gradient_bytes,
     prepare,
     with_beside,
+    with_guessed_room,
     with_outside,
-    with_room_at_turn,
 )
 from lowtide.engine.ranks import Agreement
 from lowtide.engine.rewrite import Orders, orders_of
@@ -68,12 +68,14 @@ class Settings:
 class Route:
     """How calls with one kind of input run: compiled, or as they are.
 
-    `kind` is the last that ran this way; its sizes may change.
+    `kind` is the last that ran this way; its sizes may change. If the route `is_fixed`,
+    its graphs have to be captured again to run otherwise.
     """
 
     run: Callable[..., Any] | None = None
     kind: Any = None
     is_whole: bool = True
+    is_fixed: bool = False
     num_plans: int = 0
     most_plans: int = MOST_PLANS
 
@@ -118,6 +120,7 @@ class Planning:
         self.steps: list[StepGraph] = []
         self.bare: StepGraph | None = None
         self.families: dict[int, Family] = {}
+        self.decide_foreseen: Callable[[Piece], Orders] | None = None
         self.largest_bytes = self.seen_bytes
         self.promised_bytes = self.allowed_bytes = 0
         self.route = Route()
@@ -182,7 +185,7 @@ class Planning:
         step = self.bare = self.prepared(piece)
         if self.outside is not None:
             return self.plan(with_outside(step, self.outside))
-        guessed = _with_guessed_room(step, piece)
+        guessed = with_guessed_room(step, piece)
         return self.plan_around(step, guessed, self.limit_of(guessed))
 
     def plan_around(self, step: StepGraph, guessed: StepGraph, limit: int) -> Plan:
@@ -268,7 +271,7 @@ class Planning:
         if self.given is not None:
             return self.decide_by(self.given)
         if self.foreseen:
-            return self.decide_by(*self.plan_foreseen())
+            return self.decide_as_seen
         try:
             # Only in a copy: here, code of the user's would run twice.
             told = {"answers": self.watch.answers, "may_be_here": False}
@@ -280,8 +283,15 @@ class Planning:
             # when it arrives, beside what is held, and all after the first step.
             log.info("no dry run: %r", error)
             self.watch.visits = {}
-            return self.decide_next
+            return self.decide_as_seen
+        self.route.is_fixed = True
         return self.decide_by(*self.within_budget(lambda: self.plan_seen(seen)))
+
+    def decide_as_seen(self, piece: Piece) -> Orders:
+        """The order of a piece of a step that is known when it has run once."""
+        if self.foreseen and self.decide_foreseen is None:
+            self.decide_foreseen = self.decide_by(*self.plan_foreseen())
+        return (self.decide_foreseen or self.decide_next)(piece)
 
     def plan_seen(self, seen: Sequence[tuple[Unpriced, int]]) -> list[Plan]:
         if len(seen) == 1 and seen[0][1] == 1:
@@ -351,7 +361,7 @@ class Planning:
         that does not fit gets its lowest plan instead of an error.
         """
         step = self.prepared(piece)
-        guessed = _with_guessed_room(step, piece)
+        guessed = with_guessed_room(step, piece)
         held = self.watch.held_bytes
         unplanned = guessed.eager_peak_bytes + held
         budget_bytes = to_bytes(self.settings.budget, baseline_bytes=unplanned)
@@ -385,6 +395,7 @@ class Planning:
     def prepared(self, source: Piece | Unpriced) -> StepGraph:
         if isinstance(source, Piece) and source.is_resized:
             raise ResizedError
+        self.watch.stop_observing()
         self.count_graph()
         bare = step_of(source) if isinstance(source, Piece) else source.step
         limit = to_bytes(self.settings.budget, baseline_bytes=bare.eager_peak_bytes)
@@ -441,10 +452,3 @@ class Planning:
             return kept_on_disk(step, limit_bytes, asked, search)
 
         return self.agreement.search(step, limit_bytes, known_or_found)
-
-
-def _with_guessed_room(step: StepGraph, piece: Piece) -> StepGraph:
-    """With room for a loss outside: three times the outputs that it starts from."""
-    tangents = [s for n in piece.arriving_tangents for s in piece.storage_of[n]]
-    room = 3 * sum(step.sizes[s] for s in tangents if step.storages[s].nbytes > 64)
-    return with_room_at_turn(step, room)

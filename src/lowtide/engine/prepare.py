@@ -152,6 +152,13 @@ def with_room_at_turn(step: StepGraph, nbytes: int) -> StepGraph:
     return _with_op(step, replace(turn, scratch_bytes=turn.scratch_bytes + nbytes))
 
 
+def with_guessed_room(step: StepGraph, piece: Piece) -> StepGraph:
+    """With room for a loss outside: three times the outputs that it starts from."""
+    tangents = [s for n in piece.arriving_tangents for s in piece.storage_of[n]]
+    room = 3 * sum(step.sizes[s] for s in tangents if step.storages[s].nbytes > 64)
+    return with_room_at_turn(step, room)
+
+
 def _with_op(step: StepGraph, op: Op) -> StepGraph:
     return replace(step, ops=(*step.ops[: op.id], op, *step.ops[op.id + 1 :]))
 

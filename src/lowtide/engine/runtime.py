@@ -337,7 +337,7 @@ class PlannedCall:
         if not (news := self.learning.news()):
             return
         log.info("planning anew: %s", news)
-        is_fixed = self.inner == "inductor" or not self.planning.route.is_whole
+        is_fixed = self.inner == "inductor" or self.planning.route.is_fixed
         if self.learning.reads_anew or is_fixed:
             self.learning.reads_anew = False
             self.forget()
