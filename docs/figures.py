@@ -335,23 +335,40 @@ def _exact(data: dict[str, Any]) -> Lines:
 
 def _auto(history: list[dict[str, Any]]) -> Lines:
     """The newest run on estimates for a GPU: extra time and gap at each budget."""
-    run = next((entry for entry in reversed(history) if "device" in entry), None)
-    if run is None:
-        return
+    run = _newest_with("cells", history)
     names = {"0.5": "50 %", "0.4": "40 %", "0.3": "30 %"}
     names |= {"as then": "as then", "lowest": "lowest"}
     heads = [names.get(key, f"{key} above") for key in run["steps"][0]["cells"]]
     yield f"| model | ops | {' | '.join(heads)} | lowest at | proven least |"
     yield "|---" * (len(heads) + 4) + "|"
     for row in run["steps"]:
-        cells = [
-            f"{100 * cell['overhead']:.1f} / {100 * cell['gap']:.2f}" if cell else "-"
-            for cell in row["cells"].values()
-        ]
+        cells = map(_time_and_gap, row["cells"].values())
         yield (
             f"| {row['name']} | {row['ops']} | {' | '.join(cells)} "
             f"| {row['lowest']:.1%} | {row['proven_least']:.1%} |"
         )
+
+
+def _auto_then(history: list[dict[str, Any]]) -> Lines:
+    """The same at the bytes of the first table of this kind, with its figures."""
+    yield "| model | 50 % of then | 40 % of then | 30 % of then | lowest of then |"
+    yield "|---" * 5 + "|"
+    for row in _newest_with("then", history)["steps"]:
+        cells = [
+            f"{_time_and_gap(cell['today'])}, then {_time_and_gap(cell['then'])}"
+            for cell in row["then"]
+        ]
+        yield f"| {row['name']} | {' | '.join(cells)} |"
+
+
+def _newest_with(key: str, history: list[dict[str, Any]]) -> dict[str, Any]:
+    return next(run for run in reversed(history) if run["steps"][0].get(key))
+
+
+def _time_and_gap(cell: dict[str, float] | None) -> str:
+    if not cell:
+        return "-"
+    return f"{100 * cell['overhead']:.1f} / {100 * cell['gap']:.2f}"
 
 
 def _formulations(rows: list[dict[str, Any]]) -> Lines:
@@ -451,6 +468,7 @@ _TABLES: dict[str, tuple[str, Callable[[Any], Lines], str]] = {
     "hf_gpt2": ("hf_gpt2", _hf_gpt2, _MEASURED),
     "first_step": ("first_step", _first_step, _MEASURED),
     "auto": ("auto", _auto, _PREDICTED),
+    "auto-then": ("auto", _auto_then, _PREDICTED),
     "exact": ("exact", _exact, _PREDICTED),
     "formulations": ("formulations", _formulations, _PREDICTED),
     "profiles": ("profiles", _profiles, "Measured, but for predicted and estimate."),

@@ -14,8 +14,10 @@ from lowtide.errors import BudgetTooSmallError, StepFormatError
 from lowtide.planners._linear import Answer, Program, solve
 from lowtide.planners.auto import _bound, plan
 from lowtide.planners.auto._bound import Relaxation
+from lowtide.planners.auto._effort import Effort
 from lowtide.planners.auto._floor import peak_bound_bytes
 from lowtide.planners.auto._problem import Problem
+from lowtide.planners.auto._prove import bound_seconds, promising
 from lowtide.step.graph import Op, Region, StepGraph, Storage, check_graph
 from tests.oracle import least_seconds_within, random_step
 
@@ -231,3 +233,18 @@ def test_a_resident_among_the_outputs_is_refused() -> None:
             da = g(d)   4 bytes 1 s
             -> da, x
         """)
+
+
+@pytest.mark.parametrize(("seed", "share"), [(11, 0.5), (16, 0.5), (19, 0.5), (2, 0.6)])
+def test_no_moment_of_the_bound_stands_in_its_way(seed: int, share: float) -> None:
+    """With one more moment an op may run by halves in two intervals: less is proven."""
+    problem = Problem(random_step(seed, 14))
+    budget = float(int(share * problem.step.baseline_peak_bytes))
+    effort = Effort(problem.evaluator, 1000.0)
+    baseline = problem.evaluator.draft(problem.baseline)
+    candidates = promising(problem, baseline, [])
+    best, moments = bound_seconds(problem, budget, candidates, effort)
+    assert len(moments) > 1
+    for moment in moments:
+        fewer = [number for number in moments if number != moment]
+        assert Relaxation(problem, budget, fewer).solve().seconds <= best

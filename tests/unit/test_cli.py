@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -612,3 +613,40 @@ def test_fits_refuses_an_unknown_optimizer(folder):
     done = run("fits", "small.step.json", "--optimizer", "lion", cwd=folder)
     assert done.code == 2
     assert "adamw" in done.err
+
+
+# Estimates for another device.
+
+ASSUMED = (
+    "Times are estimated for a100-80gb. Graph, kernels and their scratch are those of "
+    "{}, where the step was captured."
+)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        pytest.param((*PLAN, "--budget", "70%"), id="plan"),
+        pytest.param(("sweep", *PLAN[1:], "--budgets", "2"), id="sweep"),
+        pytest.param(("fits", "gpt.step.json", "--device", "a100-80gb"), id="fits"),
+    ],
+)
+def test_what_an_estimate_takes_for_granted_is_printed(words, folder):
+    def printed() -> str:
+        done = run(*words, cwd=folder)
+        assert done.code == 0, done.err
+        return " ".join(done.out.split())
+
+    file = folder / "gpt.step.json"
+    step = StepGraph.load(file)
+    assert "Times are estimated" not in printed()
+    facts = {**step.facts, "how": "estimate", "costs_of": "a100-80gb"}
+    replace(step, facts=facts).save(file, force=True)
+    assert ASSUMED.format(step.device or "another device") in printed()
+
+
+def test_batch_prints_what_its_estimate_takes_for_granted(tmp_path):
+    sizes = ("batch", "mlp", "--batches", "2,4", "--no-largest", "--time-limit", "0.1")
+    done = run(*sizes, "--how", "estimate", "--device", "a100-80gb", cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert ASSUMED.format("cpu") in " ".join(done.out.split())

@@ -9,6 +9,7 @@ import pytest
 from lowtide.errors import BudgetTooSmallError, LowtideError
 from lowtide.planners import load
 from lowtide.planners.auto import frontier, lowest_within
+from lowtide.planners.auto._forms import cases
 from lowtide.planners.auto._problem import Problem
 from lowtide.planners.auto._search import Search
 from lowtide.step.forms import forms, groups, in_form, replaced
@@ -201,3 +202,16 @@ def test_what_only_forms_make_is_made_for_forms() -> None:
     ]
     with pytest.raises(ValueError, match="before it is made"):
         check_graph(replace(step, ops=tuple(wrong)))
+
+
+def test_a_form_does_not_run_without_the_one_that_it_needs() -> None:
+    step = StepGraph.from_text(AHEAD)
+    number = {step.ops[i].target: i for i in forms(step)}
+    used = [case.used for case in cases(step)]
+    # Of four forms there are 16 choices. One reads what another makes: of the 8 choices
+    # with it, 4 are without that other one, and no schedule is of their kind.
+    assert len(used) == len(set(used)) == 12
+    assert not any(
+        number["head_arrived"] in choice and number["head_ahead"] not in choice
+        for choice in used
+    )

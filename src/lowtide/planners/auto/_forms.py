@@ -173,7 +173,7 @@ def _proof(step: StepGraph, choice: Choice, plan: Plan) -> Proof:
     bound = min(
         (
             proof.bound_seconds if is_proven(case) else case.seconds
-            for case in _sure(step)
+            for case in cases(step)
             if case.nbytes <= plan.budget_bytes
         ),
         default=0.0,
@@ -186,7 +186,7 @@ def _proof(step: StepGraph, choice: Choice, plan: Plan) -> Proof:
 
 def _least_seconds(step: StepGraph, plan: Plan, prove: Prove) -> float:
     """No schedule within the plan's budget takes less, whatever forms it uses."""
-    fitting = [case for case in _sure(step) if case.nbytes <= plan.budget_bytes]
+    fitting = [case for case in cases(step) if case.nbytes <= plan.budget_bytes]
     least = {case: case.seconds for case in fitting if case.seconds < plan.seconds}
 
     def look(case: _Case, share: float) -> None:
@@ -222,16 +222,22 @@ class _Case(NamedTuple):
     nbytes: int
 
 
-def _sure(step: StepGraph) -> list[_Case]:
+def cases(step: StepGraph) -> list[_Case]:
     """For each choice of forms, the time and the peak of what has to run with it.
 
     If there are many, one entry stands for all of them: what runs with every choice.
+    A form whose argument only a form makes that is not chosen cannot run at all.
     """
     every = all_forms(step)
     if len(every) > MOST_FORMS:
         return [_case(step, NONE, NONE)]
+
+    def can_run(choice: Choice) -> bool:
+        read = {s for i in choice for s in step.ops[i].reads if step.producers[s]}
+        return all(set(step.producers[s]) - (every - choice) for s in read)
+
     some = [frozenset(c) for n in range(len(every) + 1) for c in combinations(every, n)]
-    return [_case(step, choice, every - choice) for choice in some]
+    return [_case(step, choice, every - choice) for choice in some if can_run(choice)]
 
 
 def _case(step: StepGraph, used: Choice, never: Choice) -> _Case:
@@ -253,7 +259,7 @@ def _case(step: StepGraph, used: Choice, never: Choice) -> _Case:
 
 def _least_bytes(step: StepGraph) -> int:
     """No schedule has a lower peak, whatever forms it uses."""
-    return min(case.nbytes for case in _sure(step))
+    return min(case.nbytes for case in cases(step))
 
 
 def _extra_seconds(step: StepGraph, choice: Iterable[int]) -> float:

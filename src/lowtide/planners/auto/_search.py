@@ -291,7 +291,8 @@ class Search:
         moments = self.chosen or [self.step.turn]
         with self.effort.aside(self.refine_seconds + self.effort.seconds_left()):
             for whole in (False,) if self.is_large else (False, True):
-                with self.effort.section(1.0 if whole else 0.4):
+                is_last = whole or self.is_large
+                with self.effort.section(1.0 if is_last else 0.4):
                     found, moments = refined_seconds(
                         *given, moments=moments, whole=whole
                     )
