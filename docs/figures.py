@@ -416,6 +416,42 @@ def _stacks(rows: list[dict[str, Any]]) -> Lines:
         )
 
 
+def _shapes(data: dict[str, Any]) -> Lines:
+    timed, counted = data["timed"], data["counted"]
+    memory = [nbytes / MIB for nbytes in timed["rss_by_tenth"]]
+    highest = counted["highest_bytes"] / counted["budget_bytes"]
+    is_same = timed["same_weights"] and timed["equal_losses"] == timed["steps"]
+    yield "| | |"
+    yield "|---|---|"
+    yield f"| captures, searches | {timed['captures']}, {timed['searches']} |"
+    yield (
+        f"| steps above the budget | {counted['steps_above_budget']} of "
+        f"{counted['steps_counted']:,}; the highest takes {highest:.1%} of it |"
+    )
+    yield (
+        f"| time over eager, without planning | {timed['time_ratio']:.3f} in "
+        f"{timed['steps']:,} steps, load average {timed['load']:.1f} |"
+    )
+    yield f"| planning, in all | {timed['planning_seconds']:.0f} s |"
+    yield (
+        "| most memory of the process in each tenth of the steps, MiB | "
+        f"{', '.join(f'{mib:.0f}' for mib in memory)} |"
+    )
+    yield f"| losses and weights | {'equal' if is_same else '**different**'} |"
+
+
+def _shapes_own(data: dict[str, Any]) -> Lines:
+    yield "| length | extra time | of its own plan | time over that | of the budget |"
+    yield "|---|---|---|---|---|"
+    budget = data["compared"]["budget_bytes"]
+    for row in data["compared"]["rows"]:
+        yield (
+            f"| {row['length']} | {_percent(row['overhead'])} "
+            f"| {_percent(row['own_overhead'])} | {_percent(row['ratio'] - 1, 2)} "
+            f"| {row['peak_bytes'] / budget:.0%} |"
+        )
+
+
 def _fake_cuda(data: dict[str, Any]) -> Lines:
     yield (
         "| model | ops | without a plan: predicted | ledger | planned: predicted "
@@ -450,6 +486,7 @@ def _corpus(models: dict[str, Any]) -> Lines:
 # What is measured in a table and what is predicted.
 _MEASURED = "Measured."
 _PREDICTED = "Predicted: nothing was run."
+_SIMULATED = "Simulated, with measured times of ops."
 _PLANNING = "Peaks and extra times are predicted; seconds of planning are measured."
 _BESIDE = "Measured, but for what is called predicted."
 
@@ -473,6 +510,8 @@ _TABLES: dict[str, tuple[str, Callable[[Any], Lines], str]] = {
     "formulations": ("formulations", _formulations, _PREDICTED),
     "profiles": ("profiles", _profiles, "Measured, but for predicted and estimate."),
     "corpus": ("corpus", _corpus, _MEASURED),
+    "shapes": ("shapes", _shapes, _MEASURED),
+    "shapes-own": ("shapes", _shapes_own, _SIMULATED),
     "stacks": ("stacks", _stacks, _MEASURED),
     "fake_cuda": (
         "fake_cuda",

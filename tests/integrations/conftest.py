@@ -12,7 +12,11 @@ from lowtide.models._libraries import beside_torchvision
 beside_torchvision("torch")
 
 # Those of the extra "integrations": `make test-integrations` has them all.
-_NEEDED = {"test_vision.py": ("timm", "diffusers"), "test_trl.py": ("trl",)}
+_NEEDED = {
+    "test_vision.py": ("timm", "diffusers"),
+    "test_trl.py": ("trl",),
+    "test_axolotl.py": ("axolotl",),
+}
 _QUICK = ("test_imports.py", "test_run.py", "test_accelerate.py")
 collect_ignore = [
     file for file, names in _NEEDED.items() if not all(map(find_spec, names))

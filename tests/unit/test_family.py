@@ -2,9 +2,12 @@
 
 from dataclasses import replace
 
+import pytest
+
 from lowtide import plan
 from lowtide.engine.family import Family, growth_of, structure_of
 from lowtide.step.graph import StepGraph
+from lowtide.step.plan import Plan
 from tests.graphs import GRAPHS
 
 STEP = GRAPHS[1]
@@ -63,3 +66,24 @@ def test_a_plan_with_an_empty_storage_serves_none_that_is_not() -> None:
     first, *others = STEP.storages
     family = planned(replace(STEP, storages=(replace(first, nbytes=0), *others)))
     assert family.plan_for(STEP) is None
+
+
+@pytest.mark.parametrize(("overhead", "is_worth_it"), [(0.005, False), (0.015, True)])
+def test_a_plan_is_searched_for_where_the_known_one_recomputes_too_much(
+    overhead: float, is_worth_it: bool
+) -> None:
+    # Lengths stay within 2 % of their own plans, and op times are those of another.
+    lowest = plan(STEP, budget=STEP.floor_bytes)
+    family = Family()
+    family.add(STEP, STEP, lowest)
+    _, member = family.resized(scaled(STEP, 0.5))
+    slow = replace(lowest, seconds=(1 + overhead) * lowest.baseline_seconds)
+    searched = []
+
+    def search(step: StepGraph, limit: int) -> Plan:
+        searched.append(limit)
+        return plan(step, budget=limit)
+
+    limit = STEP.baseline_peak_bytes - 1
+    assert family.add_rung(slow, member, limit, search) is is_worth_it
+    assert bool(searched) is is_worth_it

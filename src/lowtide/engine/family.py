@@ -23,7 +23,7 @@ from lowtide.step.schedule import make_plan, with_frees
 _MOST_GROWTH = 1.5
 # Where a faster plan is worth a search: more recomputation than this, and a budget of
 # which this part is not used.
-_LEAST_OVERHEAD = 0.02
+_LEAST_OVERHEAD = 0.01
 _LEAST_ROOM = 0.05
 # How many peaks between the budget and the baseline schedules are searched for.
 _RUNGS = 4

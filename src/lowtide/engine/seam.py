@@ -8,8 +8,7 @@ and the first step of every model is compared with the same step without lowtide
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -47,10 +46,6 @@ _NEEDED = {
     "torch": "_mirror_autograd_meta_to",
 }
 
-
-# NOTE(torch>=2.13): tried with 2.13. A torch without it has nothing to leave out.
-_GUARDS: Any = guards
-_TIME_GUARDS = getattr(guards, "profile_guard_manager", None)
 
 # What dynamo asks to compare a tensor.
 COMPARE = next(
@@ -99,18 +94,15 @@ def saving_as_it_comes() -> AbstractContextManager[Any]:
     return patch.object(graph_compile, _NOTES_WHAT_IS_SAVED, noted)
 
 
-@contextmanager
-def without_timing_guards() -> Iterator[None]:
+def without_timing_guards() -> AbstractContextManager[Any]:
     """Let dynamo check its guards without timing them for a log line.
 
     The timing writes through 32 MiB of memory for each graph, which takes longer than
     many a graph does, and counts as memory of the process.
+
+    NOTE(torch>=2.13): tried up to 2.15. One without it has nothing to leave out.
     """
-    _GUARDS.profile_guard_manager = lambda *_: 0.0
-    try:
-        yield
-    finally:
-        _GUARDS.profile_guard_manager = _TIME_GUARDS
+    return patch.object(guards, "profile_guard_manager", lambda *_: 0.0, create=True)
 
 
 def is_tested(version: str) -> bool:

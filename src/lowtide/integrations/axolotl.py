@@ -4,7 +4,7 @@
       - lowtide.integrations.axolotl.LowtidePlugin
     lowtide_budget: 6GiB
 
-Written against the interface of its `BasePlugin`; not yet run with axolotl itself.
+Without the last line the budget is that of `LOWTIDE_BUDGET`.
 """
 
 from __future__ import annotations
