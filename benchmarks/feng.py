@@ -30,9 +30,9 @@ from torch._subclasses import FakeTensorMode
 
 import lowtide
 from lowtide import planners
-from lowtide.engine.bench.activations import activation_peak_bytes, plan_for_cut
-from lowtide.engine.bench.against import Row, compare_methods
-from lowtide.engine.bench.methods import methods_named, planned_method
+from lowtide.engine.jobs.bench.activations import activation_peak_bytes, plan_for_cut
+from lowtide.engine.jobs.bench.against import Row, compare_methods
+from lowtide.engine.jobs.bench.methods import methods_named, planned_method
 from lowtide.shell.target import build, profile
 from lowtide.shell.verbs.bench import with_peaks
 

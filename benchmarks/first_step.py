@@ -119,7 +119,7 @@ def times(name: str, budget: str) -> dict[str, Any]:
 
 def peaks(name: str, budget: str) -> dict[str, Any]:
     """What the first step takes, and the most of those after it."""
-    from lowtide.engine.meter import MALLOC_ENVIRONMENT
+    from lowtide.engine.checks.meter import MALLOC_ENVIRONMENT
 
     row: dict[str, Any] = {}
     for way, how in (("eager", "eager"), ("planned", budget)):

@@ -88,7 +88,7 @@ def prepared(way: str) -> tuple[Any, Any, dict[str, Any]]:
 
 def bytes_of(way: str) -> dict[str, Any]:
     """The peaks of one row, measured in this process."""
-    from lowtide.engine.meter import allocated_peak, preserved, rss_peak
+    from lowtide.engine.checks.meter import allocated_peak, preserved, rss_peak
 
     model, tokens, told = prepared(way)
 
@@ -103,7 +103,7 @@ def bytes_of(way: str) -> dict[str, Any]:
 
 def times_of(ways: list[str]) -> dict[str, dict[str, float]]:
     """Seconds of a step in each way, and how often eager's that is; in turns."""
-    from lowtide.engine.meter import timed
+    from lowtide.engine.checks.meter import timed
 
     sides = [prepared(way) for way in ways]
     steps = [lambda m=m, t=t: m(t).backward() for m, t, _ in sides]
@@ -156,7 +156,7 @@ def main() -> None:
         ways = given.child.split(",")
         print(json.dumps(times_of(ways) if several else bytes_of(given.child)))
         return
-    from lowtide.engine.meter import MALLOC_ENVIRONMENT
+    from lowtide.engine.checks.meter import MALLOC_ENVIRONMENT
 
     rows = {way: fresh(way, MALLOC_ENVIRONMENT) for way in (EAGER, BLOCKS)}
     eager_bytes, blocks_bytes = (rows[w]["ledger_peak_bytes"] for w in (EAGER, BLOCKS))

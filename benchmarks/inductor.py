@@ -92,8 +92,8 @@ def bytes_of(name: str, way: str) -> dict[str, Any]:
     import torch
 
     import lowtide
+    from lowtide.engine.checks.meter import rss_peak
     from lowtide.engine.costs.machine import count_allocations
-    from lowtide.engine.meter import rss_peak
 
     side = Side(name, way)
     told: dict[str, Any] = {"way": way}
@@ -127,7 +127,7 @@ def bytes_of(name: str, way: str) -> dict[str, Any]:
 
 def measured(name: str, way: str) -> dict[str, Any]:
     """`bytes_of` in a fresh process."""
-    from lowtide.engine.meter import MALLOC_ENVIRONMENT
+    from lowtide.engine.checks.meter import MALLOC_ENVIRONMENT
 
     environment = {**os.environ, **MALLOC_ENVIRONMENT, "PYTHONHASHSEED": "0"}
     done = subprocess.run(
@@ -169,7 +169,7 @@ def run(name: str, steps: int) -> list[dict[str, Any]]:
     rows = [compare(name, row, plain) for row in (*theirs, *ours)]
     rows.insert(0, compare(name, dict(plain), plain))
     if steps:
-        from lowtide.engine.meter import timed
+        from lowtide.engine.checks.meter import timed
 
         good = [row for row in rows if "problem" not in row]
         sides = [Side(name, row["way"]) for row in good]

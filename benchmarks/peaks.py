@@ -74,7 +74,7 @@ def planned(example: Any, name: str, budget: str, folder: str) -> tuple[Any, Any
 def bytes_of(name: str, budget: str, threads: int, folder: str) -> dict[str, Any]:
     """The peaks of one row, measured in this process."""
     import lowtide
-    from lowtide.engine.meter import allocated_peak, preserved, rss_peak
+    from lowtide.engine.checks.meter import allocated_peak, preserved, rss_peak
 
     example, step = built(name, threads)
     model = example.model
@@ -102,7 +102,7 @@ def times_of(
 ) -> dict[str, dict[str, float]]:
     """Time over eager's at each budget, all in turns in this process."""
     import lowtide
-    from lowtide.engine.meter import timed
+    from lowtide.engine.checks.meter import timed
 
     sides = [built(name, threads) for _ in [EAGER, *budgets]]
     for (example, _), budget in zip(sides[1:], budgets, strict=True):
@@ -180,7 +180,7 @@ def main() -> None:
         f"{'model':12} {'budget':8} {'budget':>9} {'predicted':>9} {'ledger':>9} "
         f"{'':7} {'system':>9} {'':7}  time / eager     (MiB)"
     )
-    from lowtide.engine.meter import MALLOC_ENVIRONMENT
+    from lowtide.engine.checks.meter import MALLOC_ENVIRONMENT
 
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:

@@ -152,7 +152,7 @@ def step_of(example: Any) -> Callable[[], None]:
 
 def system_peak(name: str) -> int:
     """Bytes that the operating system sees a step take, in a fresh process."""
-    from lowtide.engine.meter import MALLOC_ENVIRONMENT
+    from lowtide.engine.checks.meter import MALLOC_ENVIRONMENT
 
     command = [sys.executable, __file__, name, "--system-peak"]
     command += ["--threads", os.environ["OMP_NUM_THREADS"]]
@@ -164,7 +164,7 @@ def system_peak(name: str) -> int:
 def system_peak_here(name: str) -> int:
     """The same in this process, after a first step has set everything up."""
     from lowtide import models
-    from lowtide.engine.meter import rss_peak
+    from lowtide.engine.checks.meter import rss_peak
 
     example = models.build(name, **MODELS.get(name, {}))
     step = step_of(example)

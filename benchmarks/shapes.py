@@ -34,10 +34,10 @@ import torch
 from torch import nn
 
 import lowtide
-from lowtide.engine import planning
 from lowtide.engine.costs.machine import count_allocations, status_bytes
-from lowtide.engine.orders import OrdersBySize
-from lowtide.engine.planning import Planning
+from lowtide.engine.graphs.orders import OrdersBySize
+from lowtide.engine.planning import decide as planning
+from lowtide.engine.planning.decide import Planning
 from lowtide.step.plan import Plan
 from lowtide.step.schedule import make_plan
 

@@ -94,7 +94,7 @@ def train(script: str, output: str) -> None:
 
 def run(name: str, budget: str | None) -> dict[str, Any]:
     """Train in a fresh process whose allocator gives every large block back."""
-    from lowtide.engine.meter import MALLOC_ENVIRONMENT
+    from lowtide.engine.checks.meter import MALLOC_ENVIRONMENT
 
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "result.json"

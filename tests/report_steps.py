@@ -6,8 +6,8 @@ from dataclasses import replace
 from functools import cache
 
 from lowtide import Plan, Proof, Reference, StepGraph
-from lowtide.engine.meter import Measurement
-from lowtide.engine.verify import Verification
+from lowtide.engine.checks.meter import Measurement
+from lowtide.engine.checks.verify import Verification
 from lowtide.planners._sweep import Frontier, Point
 from lowtide.step.plan import Free, Run
 from lowtide.step.schedule import from_kept, make_plan, saved_by_baseline

@@ -19,9 +19,9 @@ __version__ = "0.1.0"
 
 _NAMES = {
     "engine.api": "optimize apply restore planned profile verify measure",
-    "engine.batch": "largest_batch",
-    "engine.meter": "Measurement",
-    "engine.verify": "Verification",
+    "engine.jobs.batch": "largest_batch",
+    "engine.checks.meter": "Measurement",
+    "engine.checks.verify": "Verification",
     "planners._request": "plan",
     "planners._sweep": "sweep Frontier",
     "reporting.diff": "diff Diff",
@@ -47,9 +47,9 @@ if TYPE_CHECKING:
     from lowtide.engine.api import profile as profile
     from lowtide.engine.api import restore as restore
     from lowtide.engine.api import verify as verify
-    from lowtide.engine.batch import largest_batch as largest_batch
-    from lowtide.engine.meter import Measurement as Measurement
-    from lowtide.engine.verify import Verification as Verification
+    from lowtide.engine.checks.meter import Measurement as Measurement
+    from lowtide.engine.checks.verify import Verification as Verification
+    from lowtide.engine.jobs.batch import largest_batch as largest_batch
     from lowtide.planners._request import plan as plan
     from lowtide.planners._sweep import Frontier as Frontier
     from lowtide.planners._sweep import sweep as sweep

@@ -15,10 +15,10 @@ import torch
 from torch import fx
 from torch._guards import CompileContext
 
-from lowtide.engine.compile import Inner, compile_with
+from lowtide.engine.graphs.compile import Inner, compile_with
+from lowtide.engine.graphs.watch import Watch
 from lowtide.engine.notices import warn
-from lowtide.engine.planning import Planning, Settings
-from lowtide.engine.watch import Watch
+from lowtide.engine.planning.decide import Planning, Settings
 from lowtide.errors import InvalidArgumentError
 
 _NAME = 'torch.compile(backend="lowtide")'

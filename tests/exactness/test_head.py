@@ -11,10 +11,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import lowtide
-from lowtide.engine import prepare
 from lowtide.engine.bits import same_bits
-from lowtide.engine.embedding import add_gradient
-from lowtide.engine.head import (
+from lowtide.engine.forms.embedding import add_gradient
+from lowtide.engine.forms.head import (
     Head,
     Layout,
     Loss,
@@ -23,6 +22,7 @@ from lowtide.engine.head import (
     head_gradients,
     head_loss,
 )
+from lowtide.engine.planning import prepare
 from lowtide.step.forms import forms
 
 aten = torch.ops.aten

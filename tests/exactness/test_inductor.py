@@ -17,16 +17,16 @@ from torch import nn
 
 import lowtide
 from lowtide.engine.bits import same_bits
-from lowtide.engine.compile import compiled
 from lowtide.engine.costs.machine import count_allocations
+from lowtide.engine.graphs.compile import compiled
+from lowtide.engine.graphs.rewrite import Orders, keep_everything, orders_of
+from lowtide.engine.graphs.watch import Watch
 from lowtide.engine.inductor import backend
 from lowtide.engine.inductor.emit import split_compiled
 from lowtide.engine.inductor.hold import as_planned
 from lowtide.engine.inductor.kernels import lower
 from lowtide.engine.inductor.piece import CompiledPiece
-from lowtide.engine.prepare import prepare
-from lowtide.engine.rewrite import Orders, keep_everything, orders_of
-from lowtide.engine.watch import Watch
+from lowtide.engine.planning.prepare import prepare
 from lowtide.errors import BudgetTooSmallError, InvalidArgumentError, LowtideWarning
 from lowtide.step.schedule import crossing
 

@@ -22,8 +22,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import lowtide
-from lowtide.engine import planning
 from lowtide.engine.bits import same_bits
+from lowtide.engine.planning import decide as planning
 from lowtide.errors import (
     BudgetTooSmallError,
     InvalidScheduleError,
@@ -773,7 +773,7 @@ def test_steps_can_be_checked_on_the_way(monkeypatch: pytest.MonkeyPatch):
     lowtide.optimize(model, verify=3, **EASY)
     for _ in range(3):
         model(x).backward()
-    from lowtide.engine import rewrite
+    from lowtide.engine.graphs import rewrite
     from tests.exactness.test_traps import draw_again
 
     monkeypatch.setattr(rewrite, "draw_again", draw_again)

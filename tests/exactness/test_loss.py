@@ -12,7 +12,7 @@ from torch import nn
 
 import lowtide
 from lowtide.engine.bits import same_bits
-from lowtide.engine.loss import gradient_over
+from lowtide.engine.forms.loss import gradient_over
 from lowtide.step.schedule import make_plan, with_frees
 
 aten = torch.ops.aten

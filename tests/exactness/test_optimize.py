@@ -360,7 +360,7 @@ def test_optimize_can_verify_first(
     step(plain, batch)
     assert all(map(torch.equal, gradients(net), gradients(plain)))
     # A rewrite that draws again is caught before the first step trains on it.
-    from lowtide.engine import rewrite
+    from lowtide.engine.graphs import rewrite
     from tests.exactness.test_traps import draw_again
 
     monkeypatch.setattr(rewrite, "draw_again", draw_again)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import lowtide
-from lowtide.engine import orders
+from lowtide.engine.graphs import orders
 from lowtide.errors import VerificationError
 
 

@@ -9,8 +9,8 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 
 import lowtide
-from lowtide.engine import packing
-from lowtide.engine.planning import Planning
+from lowtide.engine.forms import packing
+from lowtide.engine.planning.decide import Planning
 from lowtide.planners import from_kept, make_plan, saved_by_baseline
 
 aten = torch.ops.aten

@@ -13,8 +13,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import lowtide
-from lowtide.engine import planning, rewrite
 from lowtide.engine.bits import same_bits
+from lowtide.engine.graphs import rewrite
+from lowtide.engine.planning import decide as planning
 from lowtide.errors import LowtideWarning
 
 WIDTH = 16

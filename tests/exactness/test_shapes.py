@@ -11,7 +11,7 @@ from lowtide import planners
 from lowtide.engine.bits import same_bits
 from lowtide.engine.costs import prices
 from lowtide.engine.costs.machine import count_allocations
-from lowtide.engine.planning import Planning
+from lowtide.engine.planning.decide import Planning
 
 CPU = torch.device("cpu")
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from lowtide.engine import rewrite
 from lowtide.engine.capture import joint
+from lowtide.engine.graphs import rewrite
 from lowtide.errors import LowtideWarning
 from tests.exactness.models import CASES
 from tests.exactness.test_exactness import assert_same, build, everything_again, train

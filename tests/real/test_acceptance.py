@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from lowtide.engine import acceptance
+from lowtide.engine.jobs import acceptance
 from tests.shell import run
 
 MLP = {"products": ("mlp", {"batch": 256, "width": 64})}

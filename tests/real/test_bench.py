@@ -11,9 +11,13 @@ import torch
 from torch import nn
 
 from lowtide import models
-from lowtide.engine.bench.activations import activation_peak_bytes, plan_for_cut
-from lowtide.engine.bench.against import compare_methods
-from lowtide.engine.bench.methods import methods_named, other_methods, repeated_blocks
+from lowtide.engine.jobs.bench.activations import activation_peak_bytes, plan_for_cut
+from lowtide.engine.jobs.bench.against import compare_methods
+from lowtide.engine.jobs.bench.methods import (
+    methods_named,
+    other_methods,
+    repeated_blocks,
+)
 from lowtide.errors import InvalidArgumentError
 from tests.graphs import transformer
 from tests.shell import environment, run

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from lowtide.engine import aside
+from lowtide.engine.planning import aside
 from lowtide.errors import CaptureError
 
 

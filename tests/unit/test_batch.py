@@ -8,7 +8,7 @@ from torch import nn
 
 import lowtide
 from lowtide import BudgetFormatError, BudgetTooSmallError, StepGraph
-from lowtide.engine.batch import (
+from lowtide.engine.jobs.batch import (
     BatchRow,
     Measured,
     best_row,

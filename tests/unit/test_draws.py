@@ -2,7 +2,7 @@
 
 import torch
 
-from lowtide.engine import draws
+from lowtide.engine.forms import draws
 
 aten = torch.ops.aten
 

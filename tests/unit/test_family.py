@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from lowtide import plan
-from lowtide.engine.family import Family, growth_of, structure_of
+from lowtide.engine.planning.family import Family, growth_of, structure_of
 from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan
 from tests.graphs import GRAPHS

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lowtide import plan as find
-from lowtide.engine.plans import kept_on_disk
+from lowtide.engine.planning.plans import kept_on_disk
 from tests.graphs import GRAPHS
 
 STEP = GRAPHS[1]

@@ -22,7 +22,7 @@ from lowtide.engine.costs.inputs import real_arguments, size_bytes, span_bytes
 from lowtide.engine.costs.machine import count_allocations
 from lowtide.engine.costs.measure import _Sweeper as Sweeper
 from lowtide.engine.costs.prices import costs
-from lowtide.engine.packing import unpack_offsets
+from lowtide.engine.forms.packing import unpack_offsets
 from lowtide.errors import InvalidArgumentError, OutputError
 
 aten = torch.ops.aten

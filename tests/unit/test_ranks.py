@@ -7,10 +7,10 @@ import torch
 from torch import fx, nn
 
 import lowtide
-from lowtide.engine import company
-from lowtide.engine.company import Group
-from lowtide.engine.handover import in_parts
-from lowtide.engine.others import callable_of
+from lowtide.engine.graphs.handover import in_parts
+from lowtide.engine.graphs.others import callable_of
+from lowtide.engine.ranks import company
+from lowtide.engine.ranks.company import Group
 
 
 def test_a_graph_in_parts_computes_the_same():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import lowtide
 from lowtide import StepGraph, planners, simulate
-from lowtide.engine.bench.activations import activation_peak_bytes
+from lowtide.engine.jobs.bench.activations import activation_peak_bytes
 from lowtide.errors import InvalidArgumentError, OutputError, PlanMismatchError
 from lowtide.reporting.frontier import bound
 from lowtide.reporting.tide import keep_extremes

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from lowtide.engine.prepare import _with_update
-from lowtide.engine.shares import plans_by_share, with_updates
+from lowtide.engine.planning.prepare import _with_update
+from lowtide.engine.planning.shares import plans_by_share, with_updates
 from lowtide.errors import BudgetTooSmallError
 from lowtide.planners import load
 from lowtide.step import graph

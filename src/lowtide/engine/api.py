@@ -16,34 +16,35 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from lowtide import planners
-from lowtide.engine.company import show_life
-from lowtide.engine.compile import Inner
-from lowtide.engine.costs.optimizer import with_optimizer
-from lowtide.engine.meter import (
+from lowtide.engine.call.methods import (
+    METHOD,
+    PlannedMethod,
+    is_trained_by_method,
+    method_of,
+)
+from lowtide.engine.call.runtime import PlannedCall
+from lowtide.engine.checks.meter import (
     Measurement,
     measure_steps,
     preserved,
     rss_peak,
     rss_peak_in_child,
 )
-from lowtide.engine.methods import (
-    METHOD,
-    PlannedMethod,
-    is_trained_by_method,
-    method_of,
-)
+from lowtide.engine.checks.origin import origin_of
+from lowtide.engine.checks.verify import Verification, compare, numbers_of
+from lowtide.engine.costs.optimizer import with_optimizer
+from lowtide.engine.graphs.compile import Inner
 from lowtide.engine.notices import warn
-from lowtide.engine.origin import origin_of
-from lowtide.engine.planning import Settings
-from lowtide.engine.prepare import prepare
-from lowtide.engine.ranks import (
+from lowtide.engine.planning.decide import Settings
+from lowtide.engine.planning.prepare import prepare
+from lowtide.engine.planning.trace import look
+from lowtide.engine.ranks.agreement import (
     inside_wrapper,
     is_divided_twice,
     refuse_flat_parameters,
 )
-from lowtide.engine.runtime import PlannedCall
+from lowtide.engine.ranks.company import show_life
 from lowtide.engine.seam import should_verify
-from lowtide.engine.trace import look
 from lowtide.engine.training import (
     Inputs,
     Loss,
@@ -51,7 +52,6 @@ from lowtide.engine.training import (
     default_loss,
     training_step,
 )
-from lowtide.engine.verify import Verification, compare, numbers_of
 from lowtide.errors import CaptureError, InvalidArgumentError, NoTrainingGraphError
 from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan
@@ -294,7 +294,7 @@ def profile(
     name = name or type(model).__name__.lower()
     if mesh is not None:
         # Not before it is asked for: it needs torch.distributed.
-        from lowtide.engine.mesh import profile_on_mesh
+        from lowtide.engine.planning.mesh import profile_on_mesh
 
         given: Any = {"loss": loss or default_loss, "name": name, "device": device}
         return profile_on_mesh(model, arguments_of(batch), mesh, **given)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from lowtide.engine.methods import is_trained_by_method
+from lowtide.engine.call.methods import is_trained_by_method
 from lowtide.engine.notices import warn
 from lowtide.errors import NoTrainingGraphError
 from lowtide.integrations.roots import plan, plan_when_called

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from lowtide.engine.api import optimize, planned, restore
-from lowtide.engine.methods import is_trained_by_method
+from lowtide.engine.call.methods import is_trained_by_method
 from lowtide.engine.notices import warn
 
 # What wraps a model, and where it has it. The model is planned inside of it.

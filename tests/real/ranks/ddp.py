@@ -14,8 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 import lowtide
 from lowtide.engine.capture.tensors import bytes_in
 from lowtide.engine.costs.machine import start_counting, stop_counting
-from lowtide.engine.handover import Handover
-from lowtide.engine.outside import residents_of
+from lowtide.engine.graphs.handover import Handover
+from lowtide.engine.graphs.outside import residents_of
 from tests.real.ranks.both_ways import compare
 
 CASES: dict[str, dict[str, Any]] = {

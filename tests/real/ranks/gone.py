@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import lowtide
-from lowtide.engine import company
+from lowtide.engine.ranks import company
 
 company._SILENCE = 4.0
 

@@ -22,7 +22,7 @@ from torch.distributed.tensor.parallel import (
 import lowtide
 from lowtide.engine.capture.tensors import bytes_in
 from lowtide.engine.costs.machine import start_counting, stop_counting
-from lowtide.engine.outside import residents_of
+from lowtide.engine.graphs.outside import residents_of
 from tests.real.ranks.both_ways import compare
 
 WIDTH = 32

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 import lowtide
 from lowtide.engine.capture.tensors import bytes_in
 from lowtide.engine.costs.machine import start_counting, stop_counting
-from lowtide.engine.outside import residents_of
+from lowtide.engine.graphs.outside import residents_of
 from lowtide.models._libraries import beside_torchvision
 
 STEPS = 5

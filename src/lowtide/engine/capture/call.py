@@ -13,7 +13,7 @@ from torch.types import py_sym_types
 
 from lowtide.engine.capture.piece import Packed, PieceOp
 from lowtide.engine.capture.tensors import short_dtype, tensors_in
-from lowtide.engine.draws import drop_by_mask, masking_scale
+from lowtide.engine.forms.draws import drop_by_mask, masking_scale
 
 _FILE_LINE = re.compile(r'File "([^"]+)", line (\d+)')
 # Dynamo names the root by the variable that holds it: a local, a global, a cell.

@@ -43,7 +43,7 @@ from lowtide.engine.capture.formulas import opaque_where_values_decide
 from lowtide.engine.capture.layouts import layouts_of_eager
 from lowtide.engine.capture.momentum import set_momentum
 from lowtide.engine.capture.prod import product
-from lowtide.engine.draws import masking_scale
+from lowtide.engine.forms.draws import masking_scale
 from lowtide.engine.seam import saving_as_it_comes
 
 aten = torch.ops.aten

@@ -1,7 +1,7 @@
 """Finds the heads of language models with their losses, and offers them in parts.
 
 What is looked for is a matrix product, the cross entropy of its rows, and the gradients
-of both (see `engine/head.py`). Only reshapes and a change of type may stand in between,
+of both (see `forms/head.py`). Only reshapes and a change of type may stand in between,
 and nothing else may read what is never there in parts.
 """
 
@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from lowtide.engine.capture.nodes import reached
 from lowtide.engine.capture.piece import Form, Piece, PieceOp
 from lowtide.engine.capture.tensors import storage_record
-from lowtide.engine.head import (
+from lowtide.engine.forms.head import (
     Head,
     Layout,
     Loss,
@@ -28,7 +28,7 @@ from lowtide.engine.head import (
     head_gradients,
     head_loss,
 )
-from lowtide.engine.trial import default_parts
+from lowtide.engine.forms.trial import default_parts
 
 aten = torch.ops.aten
 

@@ -58,9 +58,9 @@ from lowtide.engine.capture.piece import (
 from lowtide.engine.capture.shapes import formulas_of
 from lowtide.engine.capture.tensors import result_bytes, storage_key, storage_record
 from lowtide.engine.costs.exchange import is_exchange, is_wait
-from lowtide.engine.draws import can_draw_again
-from lowtide.engine.overwrite import find_overwritten
-from lowtide.engine.packing import packing_of
+from lowtide.engine.forms.draws import can_draw_again
+from lowtide.engine.forms.overwrite import find_overwritten
+from lowtide.engine.forms.packing import packing_of
 from lowtide.errors import CaptureError
 from lowtide.step.graph import Kind, Storage
 

@@ -12,13 +12,13 @@ from torch._library.fake_class_registry import FakeScriptObject
 from torch.types import py_sym_types
 
 from lowtide.engine.capture.tensors import tensors_in
-from lowtide.engine.packing import Packing
+from lowtide.engine.forms.packing import Packing
 from lowtide.engine.seam import opaque_base
 from lowtide.step.graph import StepGraph, Storage
 
 if TYPE_CHECKING:
     from lowtide.engine.capture.call import Call
-    from lowtide.engine.head import Head
+    from lowtide.engine.forms.head import Head
 
 Variant = Literal["plain", "replay", "masked", "without_statistics", "unpack", "form"]
 # What a node that holds no tensor may hold: a number, or one that may change.
@@ -65,7 +65,7 @@ class Form:
 
     `call(*given, parts)` returns the `results`, in order; nodes among what is given
     stand for their values. It costs what the ops that it is `made_of` cost. Whether it
-    gives the same bits depends on the `head` (see `engine/head.py`). Behind its results
+    gives the same bits depends on the `head` (see `forms/head.py`). Behind its results
     it `leaves` storages that the captured graph does not know, for another form, which
     `takes` them behind what it is given, with whether it may write over the first.
     """

@@ -10,8 +10,8 @@ from torch import fx
 
 from lowtide.engine.capture.call import calls_of, module_of, source_of
 from lowtide.engine.capture.piece import UPDATES, Piece, PieceOp, tensors_of
-from lowtide.engine.overwrite import scratch_bytes
-from lowtide.engine.trial import default_parts
+from lowtide.engine.forms.overwrite import scratch_bytes
+from lowtide.engine.forms.trial import default_parts
 from lowtide.step.fields import PieceOps
 from lowtide.step.graph import FOLDED, Op, Region, StepGraph, check_graph
 from lowtide.step.remake import missing_cone

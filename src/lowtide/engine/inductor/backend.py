@@ -21,11 +21,11 @@ from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch.utils._python_dispatch import _disable_current_modes
 
+from lowtide.engine.graphs.rewrite import Halves, Orders, keep_everything
+from lowtide.engine.graphs.watch import Watch
 from lowtide.engine.inductor.emit import split_compiled
 from lowtide.engine.inductor.hold import as_planned, excess_bytes, freeing_at_once
 from lowtide.engine.inductor.piece import CompiledPiece, read_compiled
-from lowtide.engine.rewrite import Halves, Orders, keep_everything
-from lowtide.engine.watch import Watch
 from lowtide.step.format import format_bytes
 from lowtide.step.graph import Kind, Phase
 

@@ -14,9 +14,9 @@ from typing import Any
 from torch import fx
 
 from lowtide.engine.capture.nodes import has_effect, inputs_of
+from lowtide.engine.graphs.rewrite import GraphWriter, Halves, Orders
 from lowtide.engine.inductor.kernels import PLACE
 from lowtide.engine.inductor.piece import CompiledPiece
-from lowtide.engine.rewrite import GraphWriter, Halves, Orders
 
 
 def split_compiled(piece: CompiledPiece, orders: Orders) -> Halves:

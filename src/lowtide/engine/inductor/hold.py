@@ -28,9 +28,9 @@ from torch._inductor.virtualized import V
 from lowtide.engine.capture.nodes import inputs_of
 from lowtide.engine.capture.piece import tensors_of
 from lowtide.engine.capture.step import step_of
+from lowtide.engine.graphs.rewrite import Halves, Orders
 from lowtide.engine.inductor.kernels import lower, place_of
 from lowtide.engine.inductor.piece import CompiledPiece
-from lowtide.engine.rewrite import Halves, Orders
 from lowtide.step.graph import StepGraph
 from lowtide.step.schedule import with_frees
 from lowtide.step.simulate import simulate

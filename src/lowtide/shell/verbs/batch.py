@@ -22,7 +22,7 @@ from lowtide.step.plan import Plan
 from lowtide.step.units import to_bytes
 
 if TYPE_CHECKING:
-    from lowtide.engine.batch import BatchRow, Measured, Search
+    from lowtide.engine.jobs.batch import BatchRow, Measured, Search
 
 # A step is only run here if this share of the free memory holds it.
 _SAFE_SHARE = 0.6
@@ -70,7 +70,7 @@ def batch(
         return StepSource(*given, mesh=mesh)
 
     steps = {size: source(size).step() for size in sizes}
-    from lowtide.engine.batch import predict_row, search_with
+    from lowtide.engine.jobs.batch import predict_row, search_with
 
     search = search_with(planner, time_limit)
     peaks = [step.eager_peak_bytes for step in steps.values()]
@@ -137,7 +137,7 @@ def _read_sizes(text: str) -> list[int]:
 
 def _measured(asked: Target, row: BatchRow, plan: Plan | None) -> BatchRow:
     """The row with what really happened, if this machine can hold it."""
-    from lowtide.engine.batch import free_bytes, measure_both
+    from lowtide.engine.jobs.batch import free_bytes, measure_both
 
     free = free_bytes()
     if free and row.baseline_peak_bytes > _SAFE_SHARE * free:
@@ -165,7 +165,7 @@ def _largest(
 ) -> dict[str, Any]:
     """The largest batch by estimate, confirmed by measuring if that was asked for."""
     api = load_api()
-    from lowtide.engine.batch import confirm_largest, find_largest
+    from lowtide.engine.jobs.batch import confirm_largest, find_largest
 
     def step_at(how: str, size: int) -> StepGraph:
         made = build(replace(asked, batch=size), fake=how == "estimate")
@@ -231,7 +231,7 @@ def _cells(batch: int, plain: Measured, planned: Measured | None) -> tuple[str, 
 
 def _advise(frame: Frame, rows: list[BatchRow], budget_bytes: int) -> None:
     """Whether the larger batch is worth it: only if it trains faster."""
-    from lowtide.engine.batch import best_row
+    from lowtide.engine.jobs.batch import best_row
 
     best = best_row(rows)
     if best is None:

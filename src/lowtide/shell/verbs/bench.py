@@ -33,7 +33,7 @@ from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan
 
 if TYPE_CHECKING:
-    from lowtide.engine.bench.against import Row
+    from lowtide.engine.jobs.bench.against import Row
 
 # Budgets by word: the peak of each other method, the lowest peak of the whole step, and
 # the lowest of its activations alone.
@@ -69,8 +69,8 @@ def bench(
     by_word, words = (THEIRS, FLOOR, ACTIVATIONS), options.words_of(budgets)
     wanted = [w if w in by_word else options.read_budget(w) for w in words]
     load_api()
-    from lowtide.engine.bench.against import Row, compare_methods
-    from lowtide.engine.bench.methods import methods_named, planned_method
+    from lowtide.engine.jobs.bench.against import Row, compare_methods
+    from lowtide.engine.jobs.bench.methods import methods_named, planned_method
 
     others = methods_named(methods)
     step = profile(asked, example, "measure", None)
@@ -115,7 +115,10 @@ def bench(
 
 
 def _planned(step: StepGraph, budget: Any, search: dict[str, Any]) -> Plan:
-    from lowtide.engine.bench.activations import activation_peak_bytes, plan_for_cut
+    from lowtide.engine.jobs.bench.activations import (
+        activation_peak_bytes,
+        plan_for_cut,
+    )
     from lowtide.planners._request import plan
 
     if budget == ACTIVATIONS:
@@ -127,7 +130,7 @@ def _own_rows(
     step: StepGraph, wanted: list[Any], others: list[Row]
 ) -> Iterator[tuple[Row, Any]]:
     """lowtide's rows with their budgets."""
-    from lowtide.engine.bench.against import Row
+    from lowtide.engine.jobs.bench.against import Row
 
     for budget in wanted:
         if budget != THEIRS:
@@ -159,7 +162,7 @@ def with_peaks(
 
 def _with_peak(row: Row, asked: Target, plan: Plan | None) -> Row:
     """The row with the peaks of a fresh process, and what the plan promises."""
-    from lowtide.engine.meter import in_fresh_process
+    from lowtide.engine.checks.meter import in_fresh_process
     from lowtide.reporting.frontier import bound_overhead
 
     with tempfile.TemporaryDirectory() as folder:
@@ -259,8 +262,8 @@ def _numbers(row: dict[str, Any]) -> str:
 
 def main(words: list[str]) -> None:
     """The fresh process: print the peaks of METHOD [PLAN] -- TARGET..."""
-    from lowtide.engine.bench.against import measure_peak
-    from lowtide.engine.bench.methods import other_methods, planned_method
+    from lowtide.engine.jobs.bench.against import measure_peak
+    from lowtide.engine.jobs.bench.methods import other_methods, planned_method
 
     cut = words.index("--")
     name, *plans = words[:cut]

@@ -17,7 +17,7 @@ from lowtide.shell.target import load_api
 from lowtide.step.format import format_bytes, format_percent, format_seconds
 
 if TYPE_CHECKING:
-    from lowtide.engine.demo import Demo
+    from lowtide.engine.jobs.demo import Demo
 
 
 def demo(
@@ -36,7 +36,7 @@ def demo(
     # from more, and times are steadier on a busy machine.
     os.environ["OMP_NUM_THREADS"] = "1"
     load_api()
-    from lowtide.engine.demo import run_demo
+    from lowtide.engine.jobs.demo import run_demo
     from lowtide.reporting.report import report
 
     done = run_demo(wanted, steps, stage)

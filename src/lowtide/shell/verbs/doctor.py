@@ -24,7 +24,7 @@ from lowtide.shell.target import load_api
 from lowtide.step.format import format_bytes, format_percent, format_seconds
 
 if TYPE_CHECKING:
-    from lowtide.engine.acceptance import Trial
+    from lowtide.engine.jobs.acceptance import Trial
 
 _SETTINGS = ("BUDGET", "PLANNER", "REPORT", "CACHE_DIR", "DISABLE")
 # A name, what was found, and what to make of it.
@@ -69,8 +69,8 @@ def _try(frame: SavingFrame, output: Path) -> None:
     """The acceptance run: one table, and one file to send to whoever asks for it."""
     frame.will_save(output, ".json")
     load_api()
-    from lowtide.engine.acceptance import trials
     from lowtide.engine.costs.calibrate import calibrate
+    from lowtide.engine.jobs.acceptance import trials
 
     with stage("measuring this machine") as advance:
         machine = calibrate(progress=advance)

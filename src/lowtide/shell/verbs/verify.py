@@ -19,7 +19,7 @@ from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan
 
 if TYPE_CHECKING:
-    from lowtide.engine.verify import Verification
+    from lowtide.engine.checks.verify import Verification
 
 _EQUAL = ("loss_equal", "gradients_equal", "buffers_equal", "rng_equal")
 _OF_PLAN = ("planner", "fingerprint", "budget_bytes")

@@ -1,0 +1,1 @@
+"""The planned call that stands where the model's own was."""

@@ -1,0 +1,1 @@
+"""What a step really computes and needs."""

@@ -1,0 +1,1 @@
+"""From captured graphs to the order in which their ops run."""
