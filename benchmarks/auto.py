@@ -60,7 +60,7 @@ class Former(NamedTuple):
     figures: tuple[tuple[float, float] | None, ...]
 
 
-# The figures are those of an audit under no load. Its MoE and T5 were other steps, so
+# The figures are those of an audit. Its MoE and T5 were probably other steps, so
 # theirs come from a run of that code on the steps of this script. For GPT-2, whose
 # lowest peak that code found at 2,151,092,032, the audit named 35 % of the peak. MoE
 # has 4 KiB more than then: sizes are rounded up to 512 bytes now, and were to 64.
