@@ -25,14 +25,15 @@ from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 from torch._dynamo.variables import ConstantVariable, TensorVariable
 from torch._guards import Guard, Source
 from torch._subclasses import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from lowtide.engine.capture.nodes import made_from
-from lowtide.engine.capture.questions import value_of_input
+from lowtide.engine.capture.questions import is_capturing, value_of_input
 
 # More than this is no question about an input, and not for a guard to ask each time.
 _MOST_OPS = 32
 _take_item: Any = TensorVariable.method_item
-_CALLS = ("call_function", "call_method")
+_CALLS = {"call_function", "call_method"}
 _IN_PLACE = {operator.setitem, operator.delitem} | {
     getattr(operator, f"i{name}")
     for name in "add and concat floordiv lshift matmul mod mul or pow rshift sub "
@@ -41,12 +42,16 @@ _IN_PLACE = {operator.setitem, operator.delitem} | {
 
 
 class Look:
-    """A value that code looks at, as a function of one input."""
+    """A value that code looks at, as a function of one input or of its sizes.
 
-    def __init__(self, wanted: fx.Node, given: fx.Node) -> None:
+    Of what is made of constants alone there is none to be `given`.
+    """
+
+    def __init__(self, wanted: fx.Node, given: fx.Node | None) -> None:
         needed = made_from([wanted])
-        self.source: Source | None = given.meta["grapharg"].source
-        self.sizes = [str(size) for size in given.meta["example_value"].shape]
+        self.sizes: list[str] = []
+        if given is not None:
+            self.sizes = [str(size) for size in given.meta["example_value"].shape]
         # A copy: the guard outlives the captured graph.
         self.graph = fx.Graph()
         copies: dict[fx.Node, fx.Node] = {}
@@ -56,18 +61,19 @@ class Look:
                 copy = self.graph.node_copy(node, copies.__getitem__)
                 copy.meta = {"size": size} if isinstance(size, torch.SymInt) else {}
                 copies[node] = copy
-        self.wanted, self.given = copies[wanted], copies[given]
+        self.wanted = copies[wanted]
 
-    def __call__(self, value: torch.Tensor) -> bool:
+    def __call__(self, value: torch.Tensor | None) -> bool:
         """The answer for this input."""
-        sizes = dict(zip(self.sizes, value.shape, strict=True))
+        sizes = dict(zip(self.sizes, () if value is None else value.shape, strict=True))
         made: dict[fx.Node, Any] = {}
         with torch.no_grad():
             for node in self.graph.nodes:
                 if "size" in node.meta:
                     made[node] = _size(node.meta["size"], sizes)
                 else:
-                    made[node] = value if node is self.given else _run(node, made)
+                    is_given = node.op == "placeholder"
+                    made[node] = value if is_given else _run(node, made)
             return bool(made[self.wanted])
 
 
@@ -85,18 +91,32 @@ def _run(node: fx.Node, made: dict[fx.Node, Any]) -> Any:
     return node.target(*args, **kwargs)
 
 
-def look_of(wanted: fx.Node) -> Look | None:
-    """A value of a captured graph as a function of one tensor among its inputs."""
+def input_of(wanted: fx.Node) -> fx.Node | None:
+    """The tensor among the inputs of a graph that a value can be told from.
+
+    Raises:
+        LookupError: there is more to it than one input.
+    """
     needed = made_from([wanted])
     inputs = _tensors(needed)
-    others = [n for n in needed if n.op != "placeholder"]
-    if len(inputs) != 1 or len(others) > _MOST_OPS:
+    calls = [n for n in needed if n.op != "placeholder"]
+    if len(inputs) > 1 or len(calls) > _MOST_OPS or {n.op for n in calls} - _CALLS:
+        raise LookupError
+    if inputs:
+        if _changes_any(wanted.graph.nodes, inputs[0]):
+            raise LookupError
+        return inputs[0]
+    sizes = {str(s) for n in needed for s in _symbols(n.meta.get("example_value"))}
+    if not sizes:
         return None
-    if any(n.op not in _CALLS for n in others):
-        return None
-    if _changes_any(wanted.graph.nodes, inputs[0]):
-        return None
-    return Look(wanted, inputs[0])
+    for node in _tensors(wanted.graph.nodes):
+        if sizes <= {str(size) for size in node.meta["example_value"].shape}:
+            return node
+    raise LookupError
+
+
+def _symbols(value: Any) -> Iterable[Any]:
+    return value.node.expr.free_symbols if isinstance(value, torch.SymInt) else ()
 
 
 def _tensors(nodes: Iterable[fx.Node]) -> list[fx.Node]:
@@ -119,25 +139,32 @@ def _writes(node: fx.Node) -> bool:
 
 def _answer(tx: Any, value: Any) -> bool | None:
     """What the code would see in eager, if an input of the call tells it."""
-    tracer = tx.output.current_tracer
-    if tracer.parent is not None or value.proxy.node.graph is not tracer.graph:
+    tracer, wanted = tx.output.current_tracer, value.proxy.node
+    if not is_capturing() or tracer.parent is not None:
         return None
-    look = look_of(value.proxy.node)
-    if look is None:
+    if wanted.graph is not tracer.graph:
         return None
-    (given,) = _tensors(made_from([value.proxy.node]))
-    real = value_of_input(given.meta["grapharg"].example)
-    if real is None or look.source is None:
+    try:
+        given = input_of(wanted)
+    except LookupError:
         return None
+    look, real, source = Look(wanted, given), None, None
+    if given is not None:
+        argument = given.meta["grapharg"]
+        real, source = value_of_input(argument.example), argument.source
+        if real is None or source is None:
+            return None
     drawn_before = torch.get_rng_state()
     try:
-        found = look(real)
+        with _disable_current_modes():
+            found = look(real)
     except Exception:
         return None  # whatever it is, eager will raise it
     if not torch.equal(drawn_before, torch.get_rng_state()):
         torch.set_rng_state(drawn_before)
         return None
-    _guard(look.source, look, found)
+    if source is not None:
+        _guard(source, look, found)
     return found
 
 

@@ -123,6 +123,11 @@ class Answers:
         return True
 
 
+def is_capturing() -> bool:
+    """Whether what is captured on this thread is to be as in eager."""
+    return getattr(_STATE, "answers", None) is not None
+
+
 def value_of_input(tensor: Any) -> torch.Tensor | None:
     """An input of the call that is being captured, with its values."""
     answers: Answers | None = getattr(_STATE, "answers", None)

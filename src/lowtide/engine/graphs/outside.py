@@ -85,7 +85,7 @@ class Observation:
     ) -> None:
         self.is_whole, self.is_shared = is_whole, False
         self.others = parameters_of_others(modules)
-        self.gradients_before = list(map(_gradient_of, self.others))
+        self.gradients_before = self.gradients_now()
         self.resident_bytes = bytes_in(residents)
         self.gradient_bytes = -1
         self.highest_bytes = 0
@@ -112,26 +112,43 @@ class Observation:
             _mark()
 
     def note_end(self) -> None:
-        """Note that a backward of the planned graph has ended."""
-        if self.gradient_bytes >= 0 and self.is_running:
+        """Have it noted when the pass ends that this backward is part of.
+
+        Another model that gets its gradients in the same pass is trained in the same
+        step; one that gets them later is not.
+        """
+        if self.gradient_bytes >= 0:
+            engine: Any = torch.autograd.Variable._execution_engine  # type: ignore[attr-defined]
+            engine.queue_callback(self.note_end_of_pass)
+
+    def note_end_of_pass(self) -> None:
+        if self.is_running:
+            self.look_at_others()
             _mark()
 
     def look_at_others(self) -> None:
-        """Note whether another model has got gradients since watching began."""
-        now = list(map(_gradient_of, self.others))
-        self.is_shared = self.is_shared or now != self.gradients_before
+        """Note whether another model has got gradients since this was asked last."""
+        self.is_shared |= self.others_were_trained()
+
+    def others_were_trained(self) -> bool:
+        before, self.gradients_before = self.gradients_before, self.gradients_now()
+        return before != self.gradients_before
+
+    def gradients_now(self) -> list[tuple[int, int] | None]:
+        """Those of other models."""
+        return list(map(_gradient_of, self.others))
 
     def end(self) -> None:
         """Stop watching, and see what there was."""
         self.update.remove()
         if not self.is_running:
             return
-        self.look_at_others()
+        is_overtaken = self.is_shared or self.others_were_trained()
         self.others.clear()
         self.is_running, _RUNNING.observation = False, None
         changes, marks = stop_counting(_MARK)
         live = list(accumulate(changes, initial=self.resident_bytes))
-        if self.is_shared:
+        if is_overtaken:
             live = live[: marks[-1] + 1 if marks else 1]  # the rest is the other's step
         self.highest_bytes = max(live)
         if marks and not self.is_whole:
