@@ -92,7 +92,7 @@ def test_unusual_ways_to_train_give_the_same_bits(count: int):
     cases = ["other sizes", "two forwards", "accumulation", "unused here and there"]
     if count == 2:
         cases += ["a second backward", "an error in between", "unused that change"]
-        cases += ["uneven inputs"]
+        cases += ["uneven inputs", "other masks"]
     said = ranks_say("hostile.py", *cases, count=count)
     assert len(said) == count * len(cases)
     assert all(seen["equal"] for seen in said), said
