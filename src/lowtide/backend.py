@@ -18,7 +18,8 @@ from torch._guards import CompileContext
 from lowtide.engine.graphs.compile import Inner, compile_with
 from lowtide.engine.graphs.watch import Watch
 from lowtide.engine.notices import warn
-from lowtide.engine.planning.decide import Planning, Settings
+from lowtide.engine.planning.decide import Planning
+from lowtide.engine.planning.settings import Settings
 from lowtide.errors import InvalidArgumentError
 
 _NAME = 'torch.compile(backend="lowtide")'

@@ -17,7 +17,8 @@ from torch import nn
 from lowtide import planners
 from lowtide.engine.bits import same_bits
 from lowtide.engine.call.runtime import PlannedCall
-from lowtide.engine.planning.decide import Planning, Settings
+from lowtide.engine.planning.decide import Planning
+from lowtide.engine.planning.settings import Settings
 from lowtide.engine.training import arguments_of, default_loss
 from lowtide.step.graph import StepGraph
 from lowtide.step.plan import Plan

@@ -35,8 +35,8 @@ from lowtide.engine.checks.verify import Verification, compare, numbers_of
 from lowtide.engine.costs.optimizer import with_optimizer
 from lowtide.engine.graphs.compile import Inner
 from lowtide.engine.notices import warn
-from lowtide.engine.planning.decide import Settings
 from lowtide.engine.planning.prepare import prepare
+from lowtide.engine.planning.settings import Settings
 from lowtide.engine.planning.trace import look
 from lowtide.engine.ranks.agreement import (
     inside_wrapper,

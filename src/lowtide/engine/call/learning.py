@@ -167,7 +167,7 @@ class Learning:
         if self.watch.graphs != self.graphs_before:
             return ""  # graphs were captured meanwhile, and their ops measured
         self.is_compared = True
-        if seen.is_shared and planning.is_share:
+        if seen.is_shared and planning.settings.is_share:
             return ""
         highest, planned = seen.highest_bytes, planning.promised_bytes
         allowed = max(planned, planning.allowed_bytes)

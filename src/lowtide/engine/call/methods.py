@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from lowtide.engine.call.runtime import PlannedCall
-from lowtide.engine.planning.decide import Settings
+from lowtide.engine.planning.settings import Settings
 from lowtide.errors import NoTrainingGraphError
 from lowtide.step.plan import Plan
 

@@ -39,7 +39,8 @@ from lowtide.engine.graphs.compile import Inner, compiled
 from lowtide.engine.graphs.updates import Updates
 from lowtide.engine.graphs.watch import Watch
 from lowtide.engine.notices import warn
-from lowtide.engine.planning.decide import MOST_PIECES, Planning, Route, Settings
+from lowtide.engine.planning.decide import Planning
+from lowtide.engine.planning.settings import MOST_PIECES, Route, Settings
 from lowtide.engine.training import Inputs, is_lazy, kind_of, name_of, without_sizes
 from lowtide.errors import (
     BudgetTooSmallError,
@@ -309,8 +310,8 @@ class PlannedCall:
             return False
         if not self.modules or self.trains_in_evaluation:
             return True
-        learning = filter(_can_learn, self.modules)
-        return any(m.training for m in [*learning] or self.modules)
+        learns = {m for m in self.modules for p in m.parameters() if p.requires_grad}
+        return any(m.training for m in learns or self.modules)
 
     def run_in_evaluation(self, inputs: Inputs) -> Any:
         """Run it unplanned, and notice if a gradient is computed nevertheless."""
@@ -424,10 +425,6 @@ class PlannedCall:
             yield
         finally:
             self.is_watching, self.learning.is_paused = before, False
-
-
-def _can_learn(module: nn.Module) -> bool:
-    return any(p.requires_grad for p in module.parameters())
 
 
 def _has_backward_hooks(module: nn.Module) -> bool:

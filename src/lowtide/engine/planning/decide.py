@@ -6,7 +6,6 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -31,6 +30,7 @@ from lowtide.engine.planning.prepare import (
     with_guessed_room,
     with_outside,
 )
+from lowtide.engine.planning.settings import Route, Settings
 from lowtide.engine.planning.shares import plans_by_share, with_updates
 from lowtide.engine.planning.trace import look
 from lowtide.engine.ranks.agreement import Agreement
@@ -45,39 +45,6 @@ from lowtide.step.units import to_bytes
 T = TypeVar("T")
 
 log = logging.getLogger("lowtide.run")
-
-# How many graphs are planned for one kind of input before its changes are given up on.
-MOST_PLANS = 8
-MOST_PIECES = 64
-
-
-@dataclass(frozen=True)
-class Settings:
-    """A budget, and how to plan for it. `verify_every`: 0 never, n every n-th call."""
-
-    budget: Any
-    planner: str = "auto"
-    optimizer: torch.optim.Optimizer | None = None
-    time_limit: float = 10.0
-    cache: bool = True
-    updates_in_backward: bool = False
-    verify_every: int = 0
-
-
-@dataclass(eq=False)
-class Route:
-    """How calls with one kind of input run: compiled, or as they are.
-
-    `kind` is the last that ran this way; its sizes may change. If the route `is_fixed`,
-    its graphs have to be captured again to run otherwise.
-    """
-
-    run: Callable[..., Any] | None = None
-    kind: Any = None
-    is_whole: bool = True
-    is_fixed: bool = False
-    num_plans: int = 0
-    most_plans: int = MOST_PLANS
 
 
 class Planning:
@@ -135,11 +102,6 @@ class Planning:
     def has_run(self) -> bool:
         """Whether a planned graph has run in the present call."""
         return self.watch.forwards > self.forwards_before
-
-    @property
-    def is_share(self) -> bool:
-        """Whether the budget is a part of what the step needs without lowtide."""
-        return str(self.settings.budget).strip().endswith("%")
 
     def decide_alone(self, piece: Piece) -> Orders:
         """The order of a piece that is the whole step."""
@@ -211,7 +173,7 @@ class Planning:
             return plan()
         except BudgetTooSmallError as error:
             least = format_bytes(error.floor_bytes)
-            if self.outside is not None and self.is_share:
+            if self.outside is not None and self.settings.is_share:
                 # The share was of a guess, and the first step has been trained.
                 warn(
                     f"{self.name}: with the code outside, the lowest peak found for "
