@@ -25,7 +25,7 @@ from torch._dynamo.symbolic_convert import InstructionTranslatorBase
 from torch._dynamo.variables import ConstantVariable, TensorVariable
 from torch._guards import Guard, Source
 from torch._subclasses import FakeTensor
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from lowtide.engine.capture.nodes import made_from
 from lowtide.engine.capture.questions import is_capturing, value_of_input
@@ -137,6 +137,18 @@ def _writes(node: fx.Node) -> bool:
     return is_named_so or node.target in _IN_PLACE or "out" in node.kwargs
 
 
+class _OnlyWhatIsAlwaysTheSame(TorchDispatchMode):
+    """Raises before an op runs that draws, or of which nobody knows what it does."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        draws = torch.Tag.nondeterministic_seeded in func.tags
+        if draws or func.namespace != "aten":
+            raise LookupError(f"{func} may answer otherwise next time")
+        return func(*args, **(kwargs or {}))
+
+
 def _answer(tx: Any, value: Any) -> bool | None:
     """What the code would see in eager, if an input of the call tells it."""
     tracer, wanted = tx.output.current_tracer, value.proxy.node
@@ -154,15 +166,11 @@ def _answer(tx: Any, value: Any) -> bool | None:
         real, source = value_of_input(argument.example), argument.source
         if real is None or source is None:
             return None
-    drawn_before = torch.get_rng_state()
     try:
-        with _disable_current_modes():
+        with _disable_current_modes(), _OnlyWhatIsAlwaysTheSame():
             found = look(real)
     except Exception:
         return None  # whatever it is, eager will raise it
-    if not torch.equal(drawn_before, torch.get_rng_state()):
-        torch.set_rng_state(drawn_before)
-        return None
     if source is not None:
         _guard(source, look, found)
     return found
