@@ -456,3 +456,25 @@ def test_results_are_described_as_kernels_lay_them_out(op, layout) -> None:
     assert [m.stride() for m, _ in pairs if m.numel() > 1] == [
         f.stride() for f in pytree.tree_leaves(foreseen) if f.numel() > 1
     ]
+
+
+class Normed(nn.Module):
+    """A residual stream through norms that cast to the type it has, cut into pieces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            torch._dynamo.graph_break()
+            wide = x.to(torch.float32)
+            scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+            x = x + torch.tanh(layer((wide * scale).to(x.dtype)))
+        return x.square().mean()
+
+
+def test_a_cast_to_the_same_type_is_no_use_of_its_own() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(32, 64)
+    assert_as_eager(Normed(), lambda model: model(x))

@@ -5,6 +5,9 @@ first. A captured graph would add up the terms of its own uses and hand over the
 if the value is used in another graph as well, the terms are then added in another
 order, and the last bit differs. So each use gets an input of its own, an alias of the
 value, and autograd adds what comes back through them.
+
+What returns its own argument in eager is no use: `x.to(torch.float32)` of a tensor that
+is one stands in the graph as an op whose own uses would be added up first.
 """
 
 from __future__ import annotations
@@ -28,6 +31,12 @@ def with_an_input_for_each_use(
 
     Parameters stay as they are: two gradients of a tied weight would take as much more.
     """
+    if any(map(_returns_its_argument, gm.graph.nodes)):
+        gm = _copied(gm)
+        for node in filter(_returns_its_argument, list(gm.graph.nodes)):
+            node.replace_all_uses_with(node.args[0])
+            gm.graph.erase_node(node)
+        gm.recompile()
     nodes = gm.graph.find_nodes(op="placeholder")
     several = [
         place
@@ -65,6 +74,23 @@ def _copied(gm: fx.GraphModule) -> fx.GraphModule:
 
 
 _SOURCE = "_dynamo_source"
+
+
+_IDLE = frozenset("to type type_as float double half bfloat16 contiguous".split())
+
+
+def _returns_its_argument(node: fx.Node) -> bool:
+    """Whether an op hands on the very tensor that it is given."""
+    if node.op != "call_method" or node.target not in _IDLE:
+        return False
+    made, given = (n.meta.get("example_value") for n in (node, node.args[0]))
+    return (
+        isinstance(made, torch.Tensor)
+        and isinstance(given, torch.Tensor)
+        and made.untyped_storage()._cdata == given.untyped_storage()._cdata
+        and (made.dtype, made.device) == (given.dtype, given.device)
+        and made.stride() == given.stride()
+    )
 
 
 def _uses(node: fx.Node) -> list[fx.Node]:
