@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -83,7 +83,8 @@ def _returns_its_argument(node: fx.Node) -> bool:
     """Whether an op hands on the very tensor that it is given."""
     if node.op != "call_method" or node.target not in _IDLE:
         return False
-    made, given = (n.meta.get("example_value") for n in (node, node.args[0]))
+    owner = cast(fx.Node, node.args[0])
+    made, given = (n.meta.get("example_value") for n in (node, owner))
     return (
         isinstance(made, torch.Tensor)
         and isinstance(given, torch.Tensor)
